@@ -29,12 +29,12 @@ type scrapes struct {
 
 // source provides the metrics.
 type source interface {
-	// each calls f with every metric, in the order of names, and its version, but leaves out metrics for whose name and
-	// version has returns true. The metric is valid until f returns. It changes only when its version does; version 0
-	// means that it may have changed.
+	// each calls f with every metric and its version, in the order of names. It leaves out a metric if has(name, version)
+	// is true. The metric is valid until f returns. It changes only when its version does; version 0 means that it may
+	// have changed.
 	each(has func(name string, version uint64) bool, f func(m *dto.MetricFamily, version uint64) error) error
-	// reading returns the time of the last reading of the counters. It reads them again first if that time is not past
-	// the given one and they are no longer fresh.
+	// reading returns the time of the last reading of the counters. It first reads them again, unless they are fresh or
+	// were last read after the given time.
 	reading(after time.Time) time.Time
 }
 

@@ -84,7 +84,7 @@ func TestSlowReaders(t *testing.T) {
 	}
 }
 
-// still has metrics that were read once.
+// still is a source whose counters were read once.
 type still struct {
 	large
 	gathered int
@@ -135,7 +135,7 @@ func TestSharedAnswers(t *testing.T) {
 	}
 }
 
-// versioned has a metric that is the same as long as its version is.
+// versioned is a source with a metric, b, that changes only when its version does.
 type versioned struct {
 	large
 	version uint64
@@ -200,7 +200,7 @@ func (c *counting) each(_ func(string, uint64) bool, to func(*dto.MetricFamily, 
 	return to(f, 0)
 }
 
-// The memory of an answer is used for another once all its clients have it, and no sooner.
+// The memory of an answer is used again once all its clients have read it, and no sooner.
 func TestMemoryOfAnswers(t *testing.T) {
 	s := newScrapes(&counting{}, nil)
 	r, err := http.NewRequest(http.MethodGet, "/metrics", nil)

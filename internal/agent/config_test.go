@@ -16,7 +16,7 @@ import (
 	"tare/internal/lib/self"
 )
 
-// configured is what the agent takes from a configuration file and from flags.
+// configured returns the configuration that the agent reads from a file and from flags.
 func configured(t *testing.T, file string, args ...string) (*configuration, error) {
 	t.Helper()
 	var c configuration
@@ -103,7 +103,7 @@ func TestListenError(t *testing.T) {
 	}
 }
 
-// TestRulesWithProfile: rules are checked together with those of the profile, which has the workloads of some.
+// TestRulesWithProfile: rules are checked together with those of the profile, because they may name its workloads.
 func TestRulesWithProfile(t *testing.T) {
 	const rules = "rules: [{charge: tare, cgroup: /mesh, workload: shop}]\n"
 	if _, err := configured(t, rules+"profile: kubernetes"); err != nil {
@@ -150,7 +150,7 @@ func FuzzConfiguration(f *testing.F) {
 	})
 }
 
-// TestWrongUse: what is wrong with a command line is said as tare says it, with the exit code of wrong use.
+// TestWrongUse: errors in a command line have the form and the exit code that they have with tare.
 func TestWrongUse(t *testing.T) {
 	for args, want := range map[string]string{
 		"now":            "tare: tare-agent now: unexpected argument\n      see 'tare-agent --help'\n",

@@ -356,7 +356,7 @@ func (b *builder) addDuration(d *time.Duration) {
 // valuesOf appends the label values of a key, or returns nil if the key has no series.
 type valuesOf[K any] func(to []string, key K) []string
 
-// eachTotal adds the total of each key, and the total of all others with the labels rest.
+// eachTotal adds the total of each key, and the total of all others with the label values in rest.
 func eachTotal[K comparable](r *live.Ranked[K], b *builder, labels valuesOf[K], rest ...string) {
 	for key, s := range r.All() {
 		if values := labels(b.scratch[:0], key); values != nil {
@@ -469,7 +469,7 @@ var sorted = sync.OnceValue(func() []metric {
 })
 
 // each calls f with every metric of a view that has series, and with its version, or 0 if it has none. The metric is
-// valid until f returns. A metric is left out if has returns true for its version.
+// valid until f returns. A metric is left out if has(name, version) is true.
 func (b *builder) each(v *view, has func(name string, version uint64) bool,
 	f func(_ *dto.MetricFamily, version uint64) error) error {
 	if b.scrapes++; b.scrapes%renewal == 0 {

@@ -25,7 +25,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/agent-metrics.md anew")
 
-// everything is a view from which each metric has a series.
+// everything returns a view from which every metric gets a series.
 func everything() *view {
 	totals := live.NewTotals(live.Options{Most: 3, Duty: live.Duty{On: time.Second, Every: 2 * time.Second}})
 	start := time.Unix(1e9, 0)
@@ -114,7 +114,7 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// What was built before leaves nothing behind, whether it was more or less.
+// A builder that is used again keeps nothing of the earlier metrics, whether they had more or fewer series.
 func TestBuilderIsReused(t *testing.T) {
 	text := func(b *builder, v *view) string {
 		var lines []string
@@ -159,7 +159,8 @@ var oddTexts = []string{"a", "/kubepods/x", "\"", "\"a\"", "a\nb", "\xff", "a\xf
 	strings.Repeat("é", 400), strings.Repeat("é", 222) + "x", strings.Repeat("a", 444), strings.Repeat("a", 445),
 	"\x00", "\u00a0"}
 
-// A label is bounded, valid, and different for texts that differ, also for one that is what another became.
+// checkLabel checks that the labels of two texts are bounded and valid, and that different texts have different labels,
+// even if one text is the label of another.
 func checkLabel(t *testing.T, a, b string) {
 	t.Helper()
 	for _, s := range []string{a, b} {
@@ -197,7 +198,7 @@ func FuzzLabel(f *testing.F) {
 	})
 }
 
-// TestMetricsPage keeps docs/agent-metrics.md what the declarations say.
+// TestMetricsPage checks that docs/agent-metrics.md is what metricsPage makes of the declarations.
 func TestMetricsPage(t *testing.T) {
 	name := filepath.Join("..", "..", "docs", "agent-metrics.md")
 	want := metricsPage()

@@ -113,7 +113,7 @@ func (w *weigher) each(has func(string, uint64) bool, f func(*dto.MetricFamily, 
 	return w.builder.each(v, has, f)
 }
 
-// reading reads the counters, unless they are fresh or were read later than after, and returns when they were read.
+// reading reads the counters, unless they are fresh or were read after the given time, and returns when they were read.
 // Clients that wait at the same time share a reading that began after they came, however long it took. Otherwise, on a
 // machine so busy that a reading takes longer than fresh, each client would wait for one more reading for every client
 // before it.

@@ -34,7 +34,7 @@ func (*failing) Parts() []meter.Part { return nil }
 func (*failing) Skipped() int        { return 0 }
 func (*failing) Close() error        { return nil }
 
-// Health is what it is now: after a reading that failed it tries again, and not more often than it must.
+// health reports the present state: after a failed reading it reads again, but not more often than needed.
 func TestHealth(t *testing.T) {
 	scale := &failing{n: 1}
 	w := &weigher{c: &configuration{Values: param.Defaults(settings)}, log: slog.New(slog.DiscardHandler),
@@ -80,7 +80,7 @@ func TestCharger(t *testing.T) {
 	if len(c.processes) == 0 || c.listed != first {
 		t.Errorf("%d processes are listed, at %v and %v", len(c.processes), first, c.listed)
 	}
-	// What began since is charged by the processes that it has, but not by a list for each reading.
+	// If something began since, the processes are listed again, but not for each reading.
 	loaded := &ledger.Ledger{Programs: []ledger.Program{{LoadedAt: new(first.Add(time.Millisecond))}}}
 	made := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Began: new(0.5)}}}
 	for now, outdated := range map[time.Time]bool{first.Add(soonest / 2): false, first.Add(soonest): true} {

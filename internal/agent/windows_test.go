@@ -75,7 +75,7 @@ func FuzzParseWindow(f *testing.F) {
 func TestAccess(t *testing.T) {
 	for _, c := range []struct {
 		name, config string
-		// who may ask from elsewhere: all whom the server let in; with a certificate that it verified
+		// whether clients elsewhere may request windows: all that the server admits; those with a verified certificate
 		remote, verified, bad bool
 	}{
 		{"no configuration", "", false, false, false},
@@ -116,7 +116,7 @@ func TestAccess(t *testing.T) {
 	}
 }
 
-// From loopback come also the clients of proxies here, and the pages that a browser here shows.
+// Requests of a proxy's clients, and of pages in a browser, also come from the loopback address, but are not local.
 func TestLocal(t *testing.T) {
 	for _, c := range []struct {
 		host, header, value string
@@ -163,8 +163,8 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// exporter-toolkit lets in by what the file says at the time, and so do windows: a password that is taken out of it at
-// night opens them to no one else.
+// exporter-toolkit reads the file for each request, and so does admit: if a password is removed from the file while the
+// agent runs, windows are not opened to everyone.
 func TestAccessOfAChangedFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	c := &configuration{Values: param.Defaults(settings)}
@@ -174,7 +174,7 @@ func TestAccessOfAChangedFile(t *testing.T) {
 		config string
 		want   int
 	}{
-		{"basic_auth_users: {a: b}", http.StatusBadRequest}, // who is let in, and asks for a window of no length
+		{"basic_auth_users: {a: b}", http.StatusBadRequest}, // admitted, but the length of the window is invalid
 		{"basic_auth_users: {}", http.StatusForbidden},
 		{"basic_auth_users: [", http.StatusInternalServerError},
 	} {
