@@ -12,7 +12,8 @@ import (
 // Waiter waits for programs. It is not safe for concurrent use.
 type Waiter struct{ outer, inner *ebpf.Map }
 
-// NewWaiter creates a waiter. It holds two maps of one element, named name and name_inner, so Wait needs no memory.
+// NewWaiter creates a waiter. It holds two maps of one element, so Wait needs no memory. One map has the given name,
+// and the other has that name with the suffix _inner.
 func NewWaiter(name string) (*Waiter, error) {
 	element := &ebpf.MapSpec{Name: name + "_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 	inner, err := ebpf.NewMap(element)

@@ -40,7 +40,7 @@ func TestWait(t *testing.T) {
 		}
 		return &btf.Func{Name: name, Type: f, Linkage: btf.StaticFunc}
 	}
-	// Says that it has begun, works for a while, and says that it has ended.
+	// The program records that it has begun, works for a while, and records that it has ended.
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_test_grace", Type: ebpf.SocketFilter, License: "GPL",
 		Instructions: asm.Instructions{
 			btf.WithFuncMetadata(asm.LoadMapValue(asm.R6, state.FD(), 0).WithSymbol("run"), function("run", "ctx")),

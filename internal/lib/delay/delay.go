@@ -89,7 +89,8 @@ func (s Stall) Check() error {
 	return nil
 }
 
-// end returns the end of the stall that is under way at time at, if stalls began at from. Without one it returns at.
+// end returns the end of the stall that is under way at the given time, if stalls began at from. If there is none, it
+// returns the given time.
 func (s Stall) end(from, at int64) int64 {
 	if s.For == 0 || at < from {
 		return at

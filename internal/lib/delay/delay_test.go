@@ -110,7 +110,7 @@ func TestWaitsFollowTheirDistribution(t *testing.T) {
 	}
 }
 
-// The waits of a load's warm-up are answered like all, and are not in the record.
+// Requests of a load's warm-up wait like all others, but their waits are not recorded.
 func TestWaitsSkipped(t *testing.T) {
 	d, err := Parse("constant:1ms")
 	if err != nil {

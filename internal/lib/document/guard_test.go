@@ -9,7 +9,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// bomb is a list of 9 lists of 9 and so on, by aliases, in a few hundred bytes.
+// bomb returns a few hundred bytes of YAML in which aliases make a list of 9 lists of 9 lists and so on.
 func bomb(levels int) string {
 	var b strings.Builder
 	b.WriteString("x0: &x0 [a, a, a, a, a, a, a, a, a]\n")
@@ -60,8 +60,8 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// FuzzGuard: what passes costs a decoder in proportion to what Guard counts, so that none takes the test's memory or
-// time.
+// FuzzGuard: what a decoder makes of a document that passes Guard is bounded, so none takes all memory or time of the
+// test.
 func FuzzGuard(f *testing.F) {
 	for _, s := range []string{bomb(3), bomb(9), "a: &a [*a]", strings.Repeat("- ", 200), "a: {<<: *b}", "? [a]\n: b",
 		"|\n a"} {

@@ -58,8 +58,8 @@ func openPlace(place int, path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Read opens a regular file with Open and reads it. A file of more than most bytes is an error; most must be at least
-// 1 KiB.
+// Read opens a regular file with Open and reads it. It fails if the file is larger than the limit most, in bytes, which
+// must be at least 1 KiB.
 func Read(path string, most int64) ([]byte, error) {
 	f, err := Open(path)
 	if err != nil {
@@ -69,7 +69,7 @@ func Read(path string, most int64) ([]byte, error) {
 	return readBounded(f, most)
 }
 
-// readBounded reads a whole file, which must have at most most bytes.
+// readBounded reads a whole file. It fails if the file is larger than the limit most, in bytes.
 func readBounded(f *os.File, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil || int64(len(data)) <= most {

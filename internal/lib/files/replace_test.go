@@ -62,7 +62,7 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// TestFileFails: of a write that fails nothing is left, and the file is as before.
+// TestReplaceFails: a write that fails leaves nothing behind, and the file is as it was before.
 func TestReplaceFails(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "taken", "in"), 0o700); err != nil {

@@ -135,7 +135,7 @@ func cleanScratch(parent string, dryRun bool) (removed []string, err error) {
 			continue
 		}
 		path := filepath.Join(parent, e.Name())
-		// Not into a mount: it is not Tare's, and where users may mount, its files need have no end.
+		// Do not enter mounts: they are not Tare's, and a file system that a user mounted may list files without end.
 		fd, err := openHow(dir, e.Name(), openDir, unix.RESOLVE_NO_XDEV)
 		if err != nil {
 			continue

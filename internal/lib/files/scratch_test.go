@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestClean: what a dead load has left is removed, and nothing else.
+// TestCleanScratch: what a process that has ended left is removed, and nothing else.
 func TestCleanScratch(t *testing.T) {
 	parent := t.TempDir()
 	dead := filepath.Join(parent, scratchPrefix+"dead")
@@ -112,7 +112,8 @@ func namesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// holder is the environment variable that has this test's binary make a directory and keep it until it is killed.
+// scratchHolder is the environment variable that makes this test's binary create a directory and keep it until it is
+// killed.
 const scratchHolder = "TARE_TEST_SCRATCH_HOLDER"
 
 func TestMain(m *testing.M) {
@@ -170,7 +171,7 @@ func TestForeignParent(t *testing.T) {
 	}
 }
 
-// TestKilled: what a process had that was killed is found; of one that lives, nothing is taken.
+// TestKilled: the directory of a killed process is removed, and that of a living process is not.
 func TestKilled(t *testing.T) {
 	parent := t.TempDir()
 	cmd := exec.Command(os.Args[0])
@@ -200,8 +201,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestMounted: what is mounted in a directory is not entered, and nothing behind it is removed. It is said, and once it
-// is unmounted the directory can go.
+// TestMounted: a mount in a scratch directory is not entered, so nothing in it is removed. The error names the mount,
+// and once it is unmounted the directory can be removed.
 func TestMounted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to mount")
@@ -231,7 +232,7 @@ func TestMounted(t *testing.T) {
 	if removed, err := cleanScratch(parent, false); err != nil || len(removed) != 1 {
 		t.Errorf("removed %v, %v", removed, err)
 	}
-	at = filepath.Join(parent, scratchPrefix+"test-mount") // which a user made with FUSE, for one
+	at = filepath.Join(parent, scratchPrefix+"test-mount") // a user can mount something here, for example with FUSE
 	if err := errors.Join(os.Mkdir(at, 0o700), os.Chmod(elsewhere, 0o700),
 		unix.Mount(elsewhere, at, "", unix.MS_BIND, "")); err != nil {
 		t.Fatal(err)
@@ -261,7 +262,7 @@ func TestCleanScratchOfOthers(t *testing.T) {
 	}
 }
 
-// TestLarge: large files go where the user says, else to a disk.
+// TestLargeTemp: large files go where the user says, or else to a disk.
 func TestLargeTemp(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)

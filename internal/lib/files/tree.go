@@ -81,7 +81,8 @@ func (t Tree) Read(path string, most int64, accept func(fs.FileInfo) error) ([]b
 	return readBounded(f, most)
 }
 
-// Names returns the names of at most most entries of a directory of the tree, in order.
+// Names returns the sorted names of the entries of a directory of the tree. If there are more than most entries, it
+// returns the names of any that many.
 func (t Tree) Names(path string, most int) ([]string, error) {
 	fd, err := t.open(path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {

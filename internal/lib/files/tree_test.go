@@ -44,7 +44,7 @@ func TestTree(t *testing.T) {
 		{"", "/dir/pipe", "", ErrNotRegular},
 		{"", "/dir", "", ErrNotRegular},
 		{"/dir", "/below/file", "below", nil},
-		{"/dir/data", "file", "in the tree", nil}, // the way to the directory is root's
+		{"/dir/data", "file", "in the tree", nil}, // links on the way to Below are followed
 		{"/dir", "/relative", "", unix.ELOOP},
 		{"/dir", "/data/file", "", unix.ELOOP},
 		{"/dir", "/../data/file", "", unix.EXDEV},

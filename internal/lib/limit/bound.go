@@ -13,9 +13,9 @@ import (
 // saysEvery is the shortest time between two reports of a bounded listener about closed connections.
 const saysEvery = 10 * time.Second
 
-// AtMost returns a listener that keeps at most most connections open. It accepts and closes each further connection,
-// because the peer would otherwise wait in the kernel's queue without an error. It calls turned for the first of these,
-// and then at most every 10 s, with the number closed since the previous call.
+// AtMost returns a listener that limits the number of open connections to most. It accepts and closes each further
+// connection, because the peer would otherwise wait in the kernel's queue without an error. It calls turned for the
+// first of these, and then at most every 10 s, with the number closed since the previous call.
 func AtMost(l net.Listener, most int, turned func(connections int)) net.Listener {
 	return &bounded{Listener: l, most: most, turned: turned}
 }

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// accepting returns a listener for two connections that accepts all that come: the connections that it has accepted,
-// the numbers that it has reported, and a function that connects to it.
+// accepting starts a bounded listener that keeps two connections open and accepts whatever comes. It returns the
+// accepted connections, the numbers that the listener reports, and a function that connects to it.
 func accepting(t *testing.T, bound func(net.Listener, int,
 	func(int)) net.Listener) (accepted chan net.Conn, said chan int, dial func() net.Conn) {
 	t.Helper()
@@ -40,7 +40,8 @@ func accepting(t *testing.T, bound func(net.Listener, int,
 	}
 }
 
-// TestAtMost: what is beyond the bound is closed at once and said, and when one ends there is room for another.
+// TestAtMost: connections beyond the bound are closed at once and reported, and when a connection ends there is room
+// for another.
 func TestAtMost(t *testing.T) {
 	accepted, said, dial := accepting(t, AtMost)
 	dial()
@@ -70,8 +71,8 @@ func TestAtMost(t *testing.T) {
 	}
 }
 
-// TestAtMostKnown: of peers that are not known the oldest is closed for a further one; those that are known stay, and
-// where all are, a further one is turned away.
+// TestAtMostKnown: at the bound, the oldest connection of an unknown peer is closed for a new one. Connections of known
+// peers stay, and if all are of known peers, the new one is closed.
 func TestAtMostKnown(t *testing.T) {
 	accepted, said, dial := accepting(t, AtMostKnown)
 	enter := func() (near, far net.Conn) {

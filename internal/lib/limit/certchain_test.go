@@ -19,7 +19,7 @@ import (
 	"tare/test/vm/guest"
 )
 
-// signed is a certificate of a key, signed by another certificate or, if that is nil, by itself.
+// signed returns a certificate for a key, signed with another certificate or, if that is nil, with its own key.
 func signed(t testing.TB, c, by *x509.Certificate, key, byKey crypto.Signer) *x509.Certificate {
 	t.Helper()
 	c.SerialNumber, c.BasicConstraintsValid = big.NewInt(time.Now().UnixNano()), true
@@ -50,8 +50,8 @@ func ca(name string) *x509.Certificate {
 	return &x509.Certificate{IsCA: true, KeyUsage: x509.KeyUsageCertSign, Subject: pkix.Name{CommonName: name}}
 }
 
-// TestVerify: a chain is verified once, with all that lies between it and the root; a long one, or one with another
-// kind of key, not at all, though it holds.
+// TestVerifyCertificates: a chain is verified once, with its intermediates. A long chain, or one with a key of another
+// kind, is not verified at all, even if it is valid.
 func TestVerifyCertificates(t *testing.T) {
 	guest.KernelFree(t)
 	p256, p521 := newKey(t, elliptic.P256()), newKey(t, elliptic.P521())
@@ -135,8 +135,8 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// BenchmarkWorst: as many certificates as may be shown, that all look as if they had signed each other and lead to no
-// root.
+// BenchmarkWorst verifies MaxCertificates certificates that all look as if they had signed each other, and of which
+// none leads to a root.
 func BenchmarkWorst(b *testing.B) {
 	key := newKey(b, elliptic.P384())
 	same := func(i int) *x509.Certificate {

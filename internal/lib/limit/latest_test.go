@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestLatest: of connections that are too many the oldest that is open is closed.
+// TestLatest: if there are too many connections, the oldest open one is closed.
 func TestLatest(t *testing.T) {
 	l := NewLatest(2)
 	var near, far []net.Conn

@@ -72,10 +72,11 @@ type Schedule struct {
 	at   float64 // ns since begin, in floating point so that rounding errors do not add up
 }
 
-// NewSchedule returns one share of a schedule that begins at begin (ns by Now) and has rate starts per second in all.
-// part is the number of the share, from 0, and parts is the number of shares; the whole schedule is part 0 of 1.
-// Constant arrivals are dealt out in turn, so all shares together are evenly spaced; the first is at begin. The shares
-// of Poisson arrivals are independent, and together they are one Poisson process.
+// NewSchedule returns one share of a schedule with the given beginning (ns by Now) and rate, which is the number of
+// starts per second of all shares together. part is the number of the share, from 0, and parts is the number of shares;
+// the whole schedule is part 0 of 1. Constant arrivals are dealt out in turn, so all shares together are evenly spaced;
+// the first is at the beginning. The shares of Poisson arrivals are independent, and together they are one Poisson
+// process.
 func NewSchedule(begin int64, rate float64, a Arrivals, seed uint64, part, parts int) *Schedule {
 	s := &Schedule{begin: begin}
 	switch a {
@@ -146,7 +147,7 @@ func (t *Thread) Close() error {
 // Margin returns how long before an intended start to stop sleeping and spin, in ns.
 func (t *Thread) Margin() int64 { return int64(t.margin) }
 
-// Woke records that the thread asked to sleep until asked and was woken by the timer at now (ns by Now).
+// Woke records for which time the thread asked to be woken, and at which time the timer woke it (both ns by Now).
 func (t *Thread) Woke(asked, now int64) {
 	// With steps up nine times as large as steps down, the margin settles where one wake in ten is later: at the 90th
 	// percentile.
@@ -158,7 +159,7 @@ func (t *Thread) Woke(asked, now int64) {
 	}
 }
 
-// Until waits until the time at (ns by Now) and returns the time afterwards, or ends early with the context's error.
+// Until waits until the given time (ns by Now) and returns the time afterwards, or ends early with the context's error.
 func (t *Thread) Until(ctx context.Context, at int64) (int64, error) {
 	// Leave all but the last part of a long wait to the runtime. There the context can end it, while a goroutine that
 	// sleeps in the kernel keeps the runtime's monitor thread busy taking its scheduler slot away.

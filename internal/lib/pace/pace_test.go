@@ -29,7 +29,7 @@ func TestNowIsTheKernelsMonotonicClock(t *testing.T) {
 	}
 }
 
-// starts takes every start below end.
+// starts returns all starts before the given time.
 func starts(s *Schedule, end int64) []int64 {
 	var at []int64
 	for ; s.Peek() < end; s.Advance() {
@@ -83,7 +83,7 @@ func TestPoissonArrivals(t *testing.T) {
 	if slices.Equal(a, draw(2)) {
 		t.Error("another seed gave the same schedule")
 	}
-	// Counts of a Poisson process have variance equal to their mean; so do gaps have a deviation equal to theirs.
+	// The variance of the counts of a Poisson process is their mean, and the standard deviation of its gaps is theirs.
 	if mean := rate * seconds; math.Abs(float64(len(a))-mean) > 5*math.Sqrt(mean) {
 		t.Errorf("%d starts, want about %g", len(a), mean)
 	}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// policies are how many threads of this process have each scheduling policy, as sched_getscheduler(2) tells.
+// policies returns how many threads of this process have each scheduling policy, according to sched_getscheduler(2).
 func policies(t *testing.T) map[int]int {
 	t.Helper()
 	found := map[int]int{}
@@ -34,7 +34,7 @@ func policies(t *testing.T) map[int]int {
 	return found
 }
 
-// childPolicy is the scheduling policy of a process that is started now: field 41 of proc_pid_stat(5).
+// childPolicy returns the scheduling policy of a process that it starts: field 41 of proc_pid_stat(5).
 func childPolicy(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("cat", "/proc/self/stat").Output()

@@ -16,7 +16,7 @@ import (
 // /proc/sys.
 func Drop() error { return Keep() }
 
-// Keep permanently gives up all capabilities of all threads of this process, except those of some that the process has.
+// Keep permanently gives up all capabilities of all threads of this process, except for those given ones that it has.
 // It sets no_new_privs, so an executed program has no capability that the process did not have
 // (cap_bprm_creds_from_file in the kernel's security/commoncap.c). The bounding set then has no further effect and
 // stays as it is: to remove its 41 capabilities from all threads, Go's runtime would have to stop the process 41 times.

@@ -67,7 +67,7 @@ func TestMain(m *testing.M) {
 	if err := unix.Uname(&name); err != nil {
 		fmt.Println("error:", err)
 	}
-	// The name that it has already, in case that this works.
+	// Set the name that the host already has, in case this succeeds.
 	if err := unix.Sethostname([]byte(unix.ByteSliceToString(name.Nodename[:]))); err != unix.EPERM {
 		fmt.Println("error: it could still set the host's name:", err)
 	}

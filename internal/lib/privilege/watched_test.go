@@ -27,7 +27,8 @@ const (
 
 const rounds = 3000
 
-// stopOften gives up privileges, or half of it, rounds times, and prints a line after each.
+// stopOften stops this process often: it gives up privileges or, without the watch, only sets no_new_privs. It prints a
+// line each time.
 func stopOften(what string) error {
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
@@ -64,9 +65,9 @@ func stopOften(what string) error {
 	return nil
 }
 
-// TestWatched: stops of the process that meet a thread on its way into a system call end, and without the watch they
-// would not for a minute. In Go's runtime that way is made longer for it. Once the second half fails with a new version
-// of Go, watched is needed no more.
+// TestWatched: a stop of the process soon ends, even if it meets a thread on its way into a system call. Without the
+// watch, it would take a minute. The test builds a Go runtime in which that way takes longer. Once the second half of
+// the test fails with a new version of Go, watched is no longer needed.
 func TestWatched(t *testing.T) {
 	long.Test(t, "3 min: builds Go's runtime, and has it hang for 30 s")
 	program := slowEntry(t)
@@ -122,7 +123,8 @@ func slowEntry(t *testing.T) string {
 	return program
 }
 
-// hangs has a process stop often, and says how often it did and whether it then hung. It kills one that does.
+// hangs runs a process that stops often, and returns how often it did and whether it then hung. It kills a process that
+// hangs.
 func hangs(t *testing.T, program, what string) (round int, hung bool) {
 	t.Helper()
 	const hang = 30 * time.Second // without the watch it takes at least a minute

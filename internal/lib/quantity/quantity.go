@@ -178,7 +178,8 @@ func (s scale) decimals(v, lo, hi float64) int {
 
 const maxDecimals = 9
 
-// atMost returns a number of decimals that makes sense, and 0 for counts that are all whole.
+// atMost limits a number of decimals to a sensible range. It returns 0 for scales without decimals, and for counts that
+// are all whole.
 func (s scale) atMost(decimals int, values ...float64) int {
 	parts := slices.ContainsFunc(values, func(v float64) bool { return v != math.Trunc(v) })
 	if s.whole || s.suffix == "" && !parts {

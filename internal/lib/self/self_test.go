@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestMain is also a process that says what it is, by its own path.
+// TestMain is also the process that prints its own path and name, and the one that calls replaced.
 func TestMain(m *testing.M) {
 	switch os.Getenv("TARE_TEST_SELF") {
 	case "say":
@@ -58,8 +58,8 @@ func replaced(dir string) error {
 	return nil
 }
 
-// A process goes on starting the binary that it is, though another was put in its place, and what it starts does so
-// too.
+// A process started by the path from Link runs the same binary, even if the file was replaced, and has that path as its
+// own. By the name of the file, the other binary runs.
 func TestReplaced(t *testing.T) {
 	own, err := os.Executable()
 	if err != nil {

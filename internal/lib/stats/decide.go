@@ -81,9 +81,9 @@ func standardError(half float64, blocks int) float64 {
 const assurance = 0.8
 
 // PlannedBlocks returns how many blocks a run needs for its 95 % interval to lie wholly on one side of a bound with a
-// probability (the power). away is the distance from the truth to the bound, and half the half-width of such an
-// interval after the given number of blocks. The uncertainty of the noise in these blocks is allowed for. It returns
-// false if the result would be more than 10,000, or if the noise is unknown.
+// probability (the power). away is the distance from the truth to the bound. half is the half-width of such an interval
+// after the given number of blocks. The uncertainty of the noise in these blocks is allowed for. It returns false if
+// the result would be more than 10,000, or if the noise is unknown.
 func PlannedBlocks(blocks int, half, away, power float64) (int, bool) {
 	if blocks < MinBlocks {
 		return 0, false
@@ -99,8 +99,9 @@ func PlannedBlocks(blocks int, half, away, power float64) (int, bool) {
 	return max(n+fewBlocks, MinBlocks), true
 }
 
-// forecast returns the number of blocks after which the distance that a run resolves shrinks from now to wanted. That
-// distance shrinks with the square root of the number of blocks. forecast returns false above maxBlocks.
+// forecast returns the number of blocks after which a run resolves the distance wanted. now is the distance that it
+// resolves after the given number of blocks; it shrinks with the square root of that number. forecast returns false
+// above maxBlocks.
 func forecast(blocks int, now, wanted float64) (int, bool) {
 	if !(now > 0) || !(wanted > 0) || blocks <= 0 {
 		return 0, false

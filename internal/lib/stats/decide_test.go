@@ -88,10 +88,10 @@ func TestBlocksToDecide(t *testing.T) {
 // decided is the result of simulated runs that were compared with a bound, in per cent of them.
 type decided struct{ holds, fails, covered, blocks float64 }
 
-// decideMany simulates runs whose arm lies shift above its baseline, in standard deviations of the difference of one
-// block, and compares them with an upper bound of 0. A sequential run is looked at like one that goes on until its
-// assertion is decided, and ends after a number of blocks that is not known in advance. Neighbouring blocks are
-// correlated by lag1.
+// decideMany simulates runs whose arm lies above its baseline by the given shift, in standard deviations of the
+// difference of one block, and compares them with an upper bound of 0. A sequential run is looked at like one that goes
+// on until its assertion is decided, and ends after a number of blocks that is not known in advance. lag1 is the
+// correlation of neighbouring blocks.
 func decideMany(noise func(*rand.Rand) float64, shift, lag1 float64, sequential bool, most, runs int) decided {
 	r := rand.New(rand.NewPCG(11, uint64(most)))
 	var d decided

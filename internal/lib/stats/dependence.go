@@ -240,8 +240,8 @@ func (d Dependence) Difference(pairs []Pair, seed uint64) Estimate {
 }
 
 // At returns the estimate of values in the order of blocks with a widened interval of the given confidence. worstLo
-// and worstHi are the ends of the interval if lost further values were at minus or plus infinity; an end without a
-// bound is infinite.
+// and worstHi are the ends of the interval if the lost values, whose number is given, were at minus or plus infinity;
+// an end without a bound is infinite.
 func (d Dependence) At(xs []float64, lost int, confidence float64, seed uint64) (e Estimate, worstLo, worstHi float64) {
 	s := d.Of(xs)
 	e = s.Widen(PseudoMedianAt(xs, confidence, seed))

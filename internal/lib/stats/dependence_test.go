@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// autoregressive is a series whose neighbours correlate by rho, of variance 1.
+// autoregressive returns a series of variance 1 in which rho is the correlation of neighbours.
 func autoregressive(r *rand.Rand, n int, rho float64) []float64 {
 	xs := make([]float64, n)
 	x := r.NormFloat64()

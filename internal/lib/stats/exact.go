@@ -17,8 +17,9 @@ func SignTest(above, below int) float64 {
 	return min(1, 2*binomial.CDF(float64(min(above, below))))
 }
 
-// MoreOften compares the a lost of n with the b lost of m by Fisher's exact test, one-sided. It returns the probability
-// that, of a+b lost in all, at least a are among the n, if each of the n+m is equally likely to be lost.
+// MoreOften compares two groups, in which a of n and b of m were lost, by Fisher's exact test, one-sided. It returns
+// the probability that at least a of the a+b losses are in the first group, if each of the n+m is equally likely to be
+// lost.
 func MoreOften(a, n, b, m int) float64 {
 	choose := func(n, k int) float64 { return combin.LogGeneralizedBinomial(float64(n), float64(k)) }
 	var p float64

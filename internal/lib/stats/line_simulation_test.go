@@ -12,7 +12,7 @@ import (
 	"tare/test/long"
 )
 
-// designs are sets of levels that experiments sweep, each with what the cost depends on.
+// designs are sets of levels that experiments sweep, each with the fixed part and the slope of a cost.
 var designs = []struct {
 	name         string
 	levels       []float64
@@ -25,8 +25,8 @@ var designs = []struct {
 	{"ebpf-saturation", []float64{100, 500, 1000, 3000}, 0.1, 0.001, 10},
 }
 
-// disturbed makes blocks of trials of a cost, each off by noise in proportion to its value; the part shared is common
-// to the block.
+// disturbed returns blocks of trials of a cost. Each trial is off by noise in proportion to its value. shared is the
+// part of the noise's variance that is common to a block.
 func disturbed(r *rand.Rand, levels []float64, blocks int, cost func(x float64) float64, noise float64, shared float64,
 	draw func(*rand.Rand) float64) []Observation {
 	var all []Observation
@@ -40,7 +40,7 @@ func disturbed(r *rand.Rand, levels []float64, blocks int, cost func(x float64) 
 	return all
 }
 
-// together forgets the blocks: the fit of all trials together, as independent.
+// together puts all observations into one block, so that FitLine fits them together, as independent.
 func together(observations []Observation) []Observation {
 	all := slices.Clone(observations)
 	for i := range all {
@@ -49,8 +49,8 @@ func together(observations []Observation) []Observation {
 	return all
 }
 
-// byResiduals are the fixed part and the slope of a fit of all trials together, with intervals that take the residuals
-// as independent and of one size.
+// byResiduals returns the fixed part and the slope of a fit of all trials together, with intervals that take the
+// residuals as independent and of one size.
 func byResiduals(t *testing.T, observations []Observation) (cs [2]Coefficient) {
 	t.Helper()
 	line, err := FitLine(together(observations))
@@ -78,8 +78,8 @@ func byResiduals(t *testing.T, observations []Observation) (cs [2]Coefficient) {
 	return cs
 }
 
-// Coverage of slopes and fixed parts under noise of 5 % of the value: least squares on all trials, which is why one
-// block has no intervals, and block by block.
+// Coverage of slopes and fixed parts under noise of 5 % of the value: first by least squares on all trials, whose
+// coverage is so poor that FitLine gives no intervals for a single block, and then by block.
 func TestLinesBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| levels of | noise | blocks | slope before % | fixed before % | slope % | fixed % | lines called bent % |")

@@ -70,7 +70,7 @@ func TestPublishedTables(t *testing.T) {
 	}
 }
 
-// Of the trials of one block that have replicates a bend is flagged, and a line seldom is.
+// In one block with replicates, a bend is flagged, and a line seldom is.
 func TestFitLineBySimulation(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 7))

@@ -10,9 +10,9 @@ import (
 	"tare/test/long"
 )
 
-// ownNoise is a dependence that the twins do not show, or that white noise hides. Draw gives the values of baseline,
-// twin and subject, whose true difference is shift; most is how many misses without a warning there may be, in per
-// cent.
+// ownNoise is a dependence that the twins do not show, or that white noise hides. draw returns the values of baseline,
+// twin and subject, and the subject's true difference, shift. At most most per cent of runs may miss it without a
+// warning.
 type ownNoise struct {
 	name string
 	most float64
@@ -37,7 +37,7 @@ func varying(effect func(*rand.Rand, int) []float64) func(*rand.Rand, int) (base
 	}
 }
 
-// under is a state with noise on top.
+// under returns a function that draws a state, multiplied by times, with noise on top.
 func under(
 	state func(*rand.Rand, int) []float64, times float64, noise func(*rand.Rand) float64,
 ) func(*rand.Rand, int) []float64 {
@@ -107,8 +107,9 @@ var ownNoises = []ownNoise{
 	{"effect of the arm in two states, of 10 blocks each", 33, varying(switching(0.1))},
 }
 
-// An arm's differences that depend on each other where its twins' do not, or so slowly that white noise hides it:
-// coverage of independent blocks and now, and how many misses are not said.
+// The differences of an arm depend on each other although those of its twins do not, or so slowly that white noise
+// hides it. The table shows the coverage of intervals that take blocks as independent, the coverage of the widened
+// ones, and how many of the latter miss without a warning.
 func TestOwnDependenceBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| noise | blocks | covers as independent % | now % | width | said to be strong % | misses unsaid % |")
@@ -148,8 +149,8 @@ func TestOwnDependenceBySimulation(t *testing.T) {
 	}
 }
 
-// TestTwinsApart: twins that lie apart in all blocks alike show what is slower than the run, though no series varies
-// with it.
+// TestTwinsApart: twins that differ by the same shift in all blocks show a state slower than the run, although no
+// series varies with it.
 func TestTwinsApart(t *testing.T) {
 	t.Parallel()
 	var twins, apart, arm []float64

@@ -130,10 +130,10 @@ func MedianAt(xs []float64, confidence float64) Estimate {
 	return e
 }
 
-// WorstCaseAt returns the interval of differences if each of lost further pairs were at minus infinity, for the low
-// end, and at plus infinity, for the high end. Whatever the values of these pairs, the interval of all pairs lies
-// within the returned one. This holds only if losses are counted: repeating a trial and ignoring the first attempt is a
-// selection. An end without a bound is infinite. There is no interval if PseudoMedianAt has none.
+// WorstCaseAt returns the interval of differences if the lost pairs, whose number is given, were all at minus infinity
+// for the low end, and all at plus infinity for the high end. Whatever the values of these pairs, the interval of all
+// pairs lies within the returned one. This holds only if losses are counted: repeating a trial and ignoring the first
+// attempt is a selection. An end without a bound is infinite. There is no interval if PseudoMedianAt has none.
 func WorstCaseAt(ds []float64, lost int, confidence float64, seed uint64) (lo, hi float64, ok bool) {
 	least := PseudoMedianAt(ds, confidence, seed)
 	if !least.HasInterval || lost <= 0 {

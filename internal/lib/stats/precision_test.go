@@ -96,7 +96,7 @@ func medianOf(draw func(*rand.Rand) float64) float64 {
 	return Median(xs).Value
 }
 
-// skewedCentre is the pseudo-median of own less common.
+// skewedCentre returns the pseudo-median of the difference between draws from own and from common.
 func skewedCentre(own, common func(*rand.Rand) float64) float64 {
 	return medianOf(func(r *rand.Rand) float64 { return (own(r) - common(r) + own(r) - common(r)) / 2 })
 }

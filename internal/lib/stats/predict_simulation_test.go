@@ -10,7 +10,7 @@ import (
 	"tare/test/long"
 )
 
-// grid is every combination of the levels of two factors.
+// grid returns every combination of the levels of two factors.
 func grid(a, b []float64) (all [][]float64) {
 	for _, x := range a {
 		for _, y := range b {
@@ -27,10 +27,11 @@ func single(levels ...float64) (all [][]float64) {
 	return all
 }
 
-// Coverage of prediction intervals of a level that was left out of the fit: of one trial there of one new block. Noise
-// grows with the level and is shared by the trials of a block to some part. What is left out is inside of the range, at
-// its edge or outside of it by as much as the levels are apart. The band of a single level is wider than that of all
-// levels of a setting: at the smallest level the variance is known least, and covers too often.
+// How often prediction intervals at a level that was left out of the fit cover a trial of a new block at that level.
+// Noise grows with the level, and the trials of a block share a part of it. The level that is left out lies between
+// others, or is the lowest or the highest, at which the line is extrapolated. The allowed range of coverage is wider
+// for a single level than for all levels of a setting: at the smallest level, the variance is known least, and
+// intervals cover too often.
 func TestPredictionsBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| levels of | noise | blocks | left out | covered % | no line % | width |")

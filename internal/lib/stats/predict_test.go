@@ -47,7 +47,7 @@ func TestPredict(t *testing.T) {
 		}
 	}
 
-	// Noise that a whole block shares, in proportion: the interval is Student's t of the mean and one more, exactly.
+	// If a whole block shares noise in proportion to the value, the interval is exactly Student's t for one more value.
 	off := []float64{-0.02, 0.01, 0.03, -0.01, 0, 0.02}
 	l, err := FitLine(at(6, func(b int, x float64) float64 { return (2 + 3*x) * (1 + off[b]) }, 1, 2, 3, 4))
 	if err != nil {

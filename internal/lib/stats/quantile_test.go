@@ -85,8 +85,8 @@ func TestMergeHistograms(t *testing.T) {
 	}
 }
 
-// A hundred bytes can ask for any number of counters: those that Tare never asks for are refused before memory is
-// taken.
+// A hundred bytes can ask for any number of counters. A histogram with more than Tare ever needs is refused before
+// memory is allocated for it.
 func TestDecodeHistogramBoundsGeometry(t *testing.T) {
 	for name, c := range map[string]struct {
 		lowest, highest int64
@@ -122,7 +122,7 @@ func TestDecodeHistogramBoundsGeometry(t *testing.T) {
 	}
 }
 
-// A histogram in which every counter is as full as it can be still goes into the bound on its text.
+// The text of a histogram in which every counter is as full as it can be is still within the limit.
 func TestDecodeHistogramOfFullCounters(t *testing.T) {
 	full := hdrhistogram.New(1, maxTrackable, maxDigits).Export()
 	random := rand.New(rand.NewPCG(1, 2)) // so that nothing can be compressed

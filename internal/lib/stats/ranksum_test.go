@@ -24,7 +24,8 @@ func TestRankSum(t *testing.T) {
 		{"mixed", []float64{1, 3, 5}, []float64{2, 4, 6}, 14.0 / 20},
 		{"ten and ten apart", upTo(20)[:10], upTo(20)[10:], 2.0 / 184756},
 		{"all alike", []float64{7, 7, 7}, []float64{7, 7, 7}, 1},
-		// ranks 1 3 3 and 3 5 6: 1 3 3 in three ways, and as far above, 3 5 6
+		// The ranks are 1 3 3 and 3 5 6. 1 3 3 can be chosen in three ways, and so can 3 5 6, which is as far from the
+		// middle.
 		{"ties across", []float64{1, 2, 2}, []float64{2, 3, 4}, 6.0 / 20},
 		{"uneven", []float64{1}, []float64{2, 3, 4}, 2.0 / 4},
 		{"empty", nil, []float64{1}, 1},
@@ -36,7 +37,7 @@ func TestRankSum(t *testing.T) {
 	}
 }
 
-// On noise of one kind the test speaks as often as it says, whatever the noise.
+// If both samples have the same noise, the test rejects as often as its level says, whatever the noise.
 func TestRankSumBySimulation(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(9, 9))

@@ -10,15 +10,16 @@ import (
 	"tare/test/long"
 )
 
-// days is a machine on which the effect of an arm differs from run to run by between, in standard errors of one run of
-// the twin.
+// days simulates a machine on which the effect of an arm varies from run to run. between is the standard deviation of
+// this variation, in standard errors of one run of the twin.
 type days struct {
 	r       *rand.Rand
 	between float64
 	blocks  int
 }
 
-// effect is that of one run whose true effect is shift, and whose standard error is known from its blocks.
+// effect returns the effect that one run shows if the true effect is shift, and the standard error that its blocks
+// show.
 func (m days) effect(shift, between, within float64) Effect {
 	free := float64(m.blocks - 1)
 	squares := 0.0
@@ -38,8 +39,8 @@ func (m days) several(n int, shift, within float64) (all []Effect) {
 	return all
 }
 
-// The table of docs/statistics.md: how often the interval of a change between runs covers what changed, by where the
-// variance between runs is known from. Old and new runs may be of different lengths, and so of different noise.
+// The table of docs/statistics.md: how often the interval of a change between runs covers the change, by the source of
+// the variance between runs. Old and new runs may be of different lengths, and so of different noise.
 func TestBetweenRunsBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| variance from | old | new | history | noise of old, new | between runs | covers % | of the same resolved % |")
@@ -113,7 +114,7 @@ func TestBetweenRunsBySimulation(t *testing.T) {
 // stillTwins are twins that do not vary from run to run though the arms do.
 const stillTwins = "twins that do not vary"
 
-// Without a spread that is known there is none.
+// There is no spread if too few runs, or only runs without any variation, are known.
 func TestUnknownSpread(t *testing.T) {
 	one := []Effect{{1, 0.1}}
 	if s, ok := SpreadOfRepeats(one, one); ok {
@@ -188,7 +189,7 @@ func TestChangePointsBySimulation(t *testing.T) {
 
 // TestRanks: equal values share a rank.
 func TestRanks(t *testing.T) {
-	doubledRanks([]float64{math.NaN(), 1, math.NaN()}) // ends
+	doubledRanks([]float64{math.NaN(), 1, math.NaN()}) // it must return
 	if got, want := doubledRanks([]float64{3, 1, 3, 2}), []int{7, 2, 7, 4}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

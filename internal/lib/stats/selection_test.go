@@ -81,7 +81,7 @@ func TestLossesBySimulation(t *testing.T) {
 	}
 }
 
-// machineNoise is what a block adds to all its trials: now and then the machine is busy for all of it.
+// machineNoise returns what a block adds to all its trials: now and then, the machine is busy for the whole block.
 func machineNoise(r *rand.Rand) float64 {
 	if r.Float64() < 0.12 {
 		return 1 + r.ExpFloat64()
@@ -89,8 +89,8 @@ func machineNoise(r *rand.Rand) float64 {
 	return 0
 }
 
-// ownStalls is one trial of 10 s in which the subject itself stalls with a given probability: three stalls in ten
-// trials trip a gate, the longest ones.
+// ownStalls returns the value of one trial in which the subject itself stalls with a given probability, and whether the
+// trial is lost: the longest three in ten stalls trip a gate.
 func ownStalls(r *rand.Rand, chance float64) (value float64, lost bool) {
 	value = 10 + 0.2*r.NormFloat64()
 	if r.Float64() >= chance {
@@ -100,11 +100,11 @@ func ownStalls(r *rand.Rand, chance float64) (value float64, lost bool) {
 	return value + 5*stall, stall > -math.Log(0.3)
 }
 
-// When may a lost block be left out rather than be taken at infinity? Two rules, each beside the truth: "balanced"
-// leaves out all lost blocks where the arm did not lose more trials than its twins beyond chance (p >= 1 %), "whole"
-// those in which the arm and both twins are lost, and takes the others at infinity. An interval that stands and
-// misses is an error, one that has no bound is none: over all runs errors may come to 5 %, whatever the subject
-// does.
+// When may a lost block be left out rather than be taken at infinity? Two rules are compared with the truth. "Balanced"
+// leaves out all lost blocks, unless the arm lost more trials than its twins beyond chance (p < 1 %). "Whole" leaves
+// out the blocks in which the arm and both twins are lost, and takes the others at infinity. An interval that has a
+// bound and misses the truth is an error; an interval without bounds is not. At most 5 % of all runs may be errors,
+// whatever the subject does.
 func TestIgnorableLossesBySimulation(t *testing.T) {
 	t.Log("| losses | blocks | runs with any | balanced: stands, covers, bias % | errors | whole: stands, covers " +
 		"| errors | worst case: stands | errors |")
@@ -326,8 +326,8 @@ func TestQuantileRank(t *testing.T) {
 	}
 }
 
-// What a rank too low costs, with a tail as latencies have it: the mean p99 of n samples compared with that of very
-// many.
+// What a rank that is too low costs, with a tail like that of latencies: the mean p99 of n samples with the rank
+// rounded to the nearest integer, compared with that with the rank rounded up.
 func TestQuantileRankBySimulation(t *testing.T) {
 	t.Parallel()
 	runs := repetitions(200)
@@ -366,7 +366,7 @@ func TestWithheldQuantilesBySimulation(t *testing.T) {
 		lost := 0
 		for range blocks {
 			base := 1 + 0.02*r.NormFloat64()
-			slow := math.Exp(0.25 * r.NormFloat64()) // of the subject's trial; its p99 goes with it
+			slow := math.Exp(0.25 * r.NormFloat64()) // how slow the subject's trial is; its p99 is in proportion
 			if 1200/slow < 1000 {
 				lost++
 				continue

@@ -47,15 +47,15 @@ const (
 // instead of the normal quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015). If only a
 // few trials had any samples in the part, only these show how unequal trials are: t then has one degree of freedom more
 // than their number. The variance is that of the jackknife, which leaves out one trial at a time, because a large trial
-// pulls the share towards itself. If a few trials make up most of the variance, there are as few degrees of freedom: 3
-// (sum d^2)^2 / sum d^4 - 2 of the residuals, which is the number of trials less 2 if they are normal and alike, and 1
-// if one outweighs the others.
+// pulls the share towards itself. If a few trials make up most of the variance, there are few degrees of freedom:
+// 3 (sum d^2)^2 / sum d^4 - 2 of the residuals d, which is the number of trials less 2 if they are normal and alike,
+// and 1 if one outweighs the others.
 //
 // If no trial had any, the samples do not show how many would have come together. bursts stands in for that: the design
-// effect of other shares of the metric, which had some. The upper bound is that for the number of samples divided by
-// bursts, or for the number of trials if that is larger. An infinite bursts assumes nothing: the bound is then on the
-// fraction of trials that have any at all. If everything was in the part, there is a lower bound instead, computed in
-// the same way.
+// effect of other shares of the metric that had some. The upper bound is that for the number of samples divided by
+// bursts, or for the number of trials if that is larger. If bursts is infinite, nothing is assumed, and the bound is on
+// the fraction of trials that have any at all. If everything was in the part, there is a lower bound instead, computed
+// in the same way.
 func ClusteredShare(counts []Count, bursts float64) Share {
 	return ClusteredShareAt(counts, bursts, Confidence)
 }

@@ -11,8 +11,8 @@ import (
 	"tare/internal/lib/stats/interval"
 )
 
-// binomial draws the number of successes in n tries by the normal approximation where that is good, and by Poisson
-// where p is small.
+// binomial draws the number of successes in n tries: from the Poisson distribution if the mean is below 30, and else by
+// the normal approximation.
 func binomial(r *rand.Rand, n int, p float64) int {
 	mean := float64(n) * p
 	if mean < 30 {

@@ -52,8 +52,9 @@ func student(degrees float64) func(*rand.Rand) float64 {
 	}
 }
 
-// campaign is one simulated run: per block a value of the baseline, its twin and a subject that lies shift above them,
-// all on a machine that drifts: a trend over the run and a random walk from block to block, each larger than the noise.
+// campaign is one simulated run: for each block, a value of the baseline, of its twin, and of a subject that lies above
+// them by a shift. The machine drifts, by a trend over the run and a random walk from block to block, each larger than
+// the noise.
 type campaign struct{ direct, twin, subject []float64 }
 
 func simulate(r *rand.Rand, noise func(*rand.Rand) float64, blocks int, shift float64) campaign {
@@ -93,7 +94,7 @@ type tally struct {
 	oldAlarms, oldFound float64 // by the twins alone, as until version 0.1
 }
 
-// runMany simulates runs whose subject adds noise, louder times that of the baseline.
+// runMany simulates runs whose subject adds noise of its own, louder - 1 times that of the baseline.
 func runMany(noise func(*rand.Rand) float64, louder float64, blocks, runs int) tally {
 	r := rand.New(rand.NewPCG(1, uint64(blocks)))
 	const shift = 3
@@ -154,7 +155,7 @@ func TestPairedBySimulation(t *testing.T) {
 	}
 }
 
-// A subject three times as noisy as its baseline: what the twins show is not what can be seen of it.
+// If a subject is three times as noisy as its baseline, the twins alone do not show what can be resolved.
 func TestNoisySubjectBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| noise | blocks | found before % | found % | false alarms before % | false alarms % |")
@@ -243,8 +244,8 @@ func TestMedianBySimulation(t *testing.T) {
 	}
 }
 
-// TestFoundBySimulation: how often a subject is resolved that costs exactly the smallest visible difference of a run,
-// and how often one is that costs what is printed as found in 80 % of runs: in this run, and in the next one.
+// TestFoundBySimulation measures how often a subject that costs exactly the smallest visible difference of a run is
+// resolved, and how often one that costs what the run says 80 % of runs find: each in the same run and in the next.
 func TestFoundBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| noise | of the subject | blocks | smallest visible: this run, the next % | found: this run, the next % |")

@@ -32,10 +32,10 @@ func TestTrialSizesBySimulation(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		draw  func() Count
-		least float64 // coverage; below 93 where the docs say so
-		said  float64 // at most; 100 where there is reason to
-		most  float64 // misses that are not said, of 10 trials and more
-		few   float64 // the same of 6 trials
+		least float64 // the least coverage, %; below 93 where the docs say so
+		said  float64 // the most runs with a warning, %; 100 where warnings are justified
+		most  float64 // the most runs that miss without a warning, %, with 10 trials and more
+		few   float64 // the same with 6 trials
 	}{
 		{"equal sizes", func() Count { return Count{binomial(r, mean, logistic(base+0.3*r.NormFloat64())), mean} },
 			93, 5, 7, 7},
@@ -58,7 +58,7 @@ func TestTrialSizesBySimulation(t *testing.T) {
 		{"Pareto bursts, 1.2", bursts(1.2, 3), 79, 100, 7, 7},
 		{"Pareto bursts, 1.5", bursts(1.5, 3), 87, 100, 7, 7},
 		{"Pareto bursts, 2.1", bursts(2.1, 3), 93, 100, 7, 7},
-		// few trials in which no large burst came look alike
+		// A few trials in which no large burst occurred look alike.
 		{"ten Pareto bursts, 1.2", bursts(1.2, 10), 82, 100, 8, 13},
 		{"ten Pareto bursts, 1.5", bursts(1.5, 10), 87, 100, 8, 10},
 	} {

@@ -12,7 +12,7 @@ var hostile = []string{"\x1b[2J", "\x1b]0;title\x07", "\x00", "\r", "\b", "\x7f"
 	"\u200b", "\ufeff",
 	"\xff\xfe", "\xc3", "\u2028"}
 
-// printed says whether nothing in s steers a terminal.
+// printed reports whether nothing in s can control a terminal.
 func printed(s string) bool {
 	for _, r := range s {
 		if r != '\n' && r != '\t' && !unicode.IsGraphic(r) {

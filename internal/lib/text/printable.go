@@ -16,7 +16,7 @@ func Line(s string) string { return escape(s, false) }
 // Lines is like Line for text of several lines: it keeps line feeds and tabs.
 func Lines(s string) string { return escape(s, true) }
 
-// ClipLine returns at most the first most bytes of Line(s), followed by "..." if that is not all of it. Its time
+// ClipLine returns Line(s), cut to the given number of bytes (most) and followed by "..." if it is longer. Its time
 // depends on most and not on the length of s.
 func ClipLine(s string, most int) string {
 	if len(s) <= most {

@@ -53,7 +53,7 @@ func TestClipLine(t *testing.T) {
 	}
 }
 
-// FuzzLine: what is shown steers nothing, and is shown again as it is.
+// FuzzLine: the result of Line cannot control a terminal, and Line does not change it again.
 func FuzzLine(f *testing.F) {
 	for _, s := range []string{"plain", "\x1b]0;title\a", "\u202e", "\xff", "a\nb"} {
 		f.Add(s, 4)

@@ -68,7 +68,7 @@ func DidYouMean(name string, candidates []string) string {
 // Clip cuts s to 40 bytes, so that a hostile name or value cannot fill the message.
 func Clip(s string) string { return ClipTo(s, 40) }
 
-// ClipTo cuts s to at most most bytes, and ends it with "..." if it was longer.
+// ClipTo cuts s to the given number of bytes (most), and ends it with "..." if it was longer.
 func ClipTo(s string, most int) string {
 	if len(s) > most {
 		return strings.ToValidUTF8(s[:most], "") + "..."

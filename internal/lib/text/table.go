@@ -77,8 +77,8 @@ func Aligned(cells []string, widths []int, right bool) string {
 	return strings.TrimRight(strings.Join(padded, "  "), " ")
 }
 
-// MarkdownTable formats rows of text, the first of which is the header. The first left columns are aligned to the
-// left, the others to the right.
+// MarkdownTable formats rows of text, the first of which is the header. left is the number of columns, from the first
+// one, that are aligned to the left; the others are aligned to the right.
 func MarkdownTable(rows [][]string, left int) string {
 	var b strings.Builder
 	for i, row := range rows {

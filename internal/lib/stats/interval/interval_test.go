@@ -46,8 +46,8 @@ func TestBinomialEnds(t *testing.T) {
 	}
 }
 
-// Coverage is summed exactly over all outcomes: no simulation noise. At one probability the discreteness makes it
-// wander, so what is asked of it is the mean over probabilities, and a floor.
+// Coverage is summed exactly over all outcomes: no simulation noise. From one probability to the next it varies,
+// because outcomes are discrete, so the test checks its mean over probabilities, and its minimum.
 func TestBinomialCoverage(t *testing.T) {
 	for _, n := range []int{10, 20, 50, 100, 400} {
 		var mean, worst float64
