@@ -17,8 +17,7 @@ import (
 	"tare/internal/experiment/measured"
 )
 
-// floors are the rooms of internal, from the top down. A room imports only rooms below it; rooms on one floor import
-// each other only as beside says.
+// floors are the rooms of internal, from the top down. A room imports only rooms on floors below its own.
 var floors = [][]string{
 	{"cli"},
 	{"all"},
@@ -34,10 +33,10 @@ var floors = [][]string{
 // general are the rooms that know guests only through package kind.
 var general = []string{"results", "experiment", "scale", "lib"}
 
-// guests are the rooms of guests, which leave it to trials where their processes go.
+// guests are the rooms of guests. Trials decide where the processes of guests run, so these rooms start none directly.
 var guests = []string{"mesh", "sandboxes", "tracing", "workloads"}
 
-// TestImportsRunDownward holds the order of the rooms.
+// TestImportsRunDownward checks that imports keep to the order of the rooms.
 func TestImportsRunDownward(t *testing.T) {
 	floor := map[string]int{}
 	for i, rooms := range floors {
@@ -91,7 +90,7 @@ func TestClientOfKubernetes(t *testing.T) {
 	if out, err = exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "tare/...").Output(); err != nil {
 		t.Fatalf("go list: %v", err)
 	}
-	importers := map[string][]string{ // by what only some may import
+	importers := map[string][]string{ // by a prefix of import paths: the packages that may import them
 		client:                           {"tare/internal/kube/agents", "tare/internal/kube/plugin"},
 		"tare/internal/kube/agents":      {"tare/internal/kube/pods", "tare/internal/kube/plugin"},
 		"tare/internal/kube/coordinator": {"tare/internal/kube/plugin"},
@@ -117,13 +116,14 @@ func TestClientOfKubernetes(t *testing.T) {
 	}
 }
 
-// names are those of guests that are no words of English. Ordinary ones (http, store, command) cannot be told from it.
+// names matches those names of guests that are not also English words. Others, such as http, store and command, occur
+// for other reasons.
 var names = regexp.MustCompile(`kernelmesh|exectrace|storebench|bpftrace|tetragon|inspektor|falco|haproxy|nginx|envoy|istiod`)
 
 // named are the files of general rooms that name a guest for another reason.
 var named = []string{"../experiment/process/observe.go"} // a unit, as an example
 
-// TestNobodyNamesGuests: what is general names no guest, in code or in comments.
+// TestNobodyNamesGuests: general rooms name no guest, in code or in comments.
 func TestNobodyNamesGuests(t *testing.T) {
 	eachFile(t, general, func(path string, text []byte) {
 		if found := names.Find(text); found != nil && !slices.Contains(named, path) {
@@ -132,8 +132,8 @@ func TestNobodyNamesGuests(t *testing.T) {
 	})
 }
 
-// TestNobodyKnowsMetricsOfGuests: no string in an experiment's or a result's code is, or has in it, the name of a
-// metric that a guest declares. What the general rooms must know of such a metric stands in its definition.
+// TestNobodyKnowsMetricsOfGuests: no string in the code of experiment and results contains the name of a metric that a
+// guest declares. What these rooms must know about such a metric is in its definition.
 func TestNobodyKnowsMetricsOfGuests(t *testing.T) {
 	guests := map[string]bool{}
 	for _, role := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
@@ -173,7 +173,7 @@ func TestNobodyKnowsMetricsOfGuests(t *testing.T) {
 	})
 }
 
-// eachFile gives the Go files of some rooms, without tests and what helps them.
+// eachFile calls look with each Go file of some rooms, except tests and packages that help tests.
 func eachFile(t *testing.T, rooms []string, look func(path string, text []byte)) {
 	t.Helper()
 	seen := 0

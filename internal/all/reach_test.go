@@ -8,8 +8,8 @@ import (
 	"tare/internal/lib/param"
 )
 
-// harmless are the texts that let nobody run, open or look into anything: whoever adds one here has read what becomes
-// of its values.
+// harmless lists the text settings by which nobody can run, open or look into anything. Before you add one, read how
+// its values are used.
 var harmless = []string{
 	"app command ready-line",
 	"subject command json", "subject command lines", "subject command lost-json", "subject command lost-lines",
@@ -24,8 +24,8 @@ var harmless = []string{
 	"subject variant set", // what it sets are settings of other guests, which are looked at themselves
 }
 
-// TestTextsSayHowFarTheyReach: a node refuses what a coordinator may not have it do by what settings say of themselves,
-// so each text says it.
+// TestTextsSayHowFarTheyReach: a node decides by the Reach of settings what a coordinator may not have it do, so each
+// text setting has a Reach.
 func TestTextsSayHowFarTheyReach(t *testing.T) {
 	var nothing []string
 	look := func(whose string, settings []param.Setting) {
