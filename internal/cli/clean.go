@@ -67,7 +67,7 @@ has is left alone and listed: run 'tare clean' on the host, where every process 
 	return c
 }
 
-// cleaned lists what was removed that ended runs had left behind.
+// cleaned lists which leftovers of ended runs were removed, and which were left alone.
 type cleaned struct {
 	DryRun bool // nothing was removed; the lists hold what would be removed
 	placement.Report

@@ -16,7 +16,8 @@ import (
 	"tare/test/analysistest"
 )
 
-// writeRuns writes synthetic runs of successive days, each into a separate directory, that add the given latencies.
+// writeRuns writes a synthetic run for each of the given latencies, which its subject adds. The runs are of successive
+// days, from the day from, and each is in a separate directory below parent.
 func writeRuns(t *testing.T, from uint64, latencies ...float64) (parent string) {
 	t.Helper()
 	parent = t.TempDir()
@@ -236,7 +237,7 @@ func cutOff(t *testing.T, dir string) {
 	}
 }
 
-// TestPowerCommand: a plan by a run of which a part is missing says so.
+// TestPowerCommand: a plan says so if it is made from a partial run.
 func TestPowerCommand(t *testing.T) {
 	dir := writeRun(t, 24)
 	run := func(args ...string) (string, error) { return runCommand(newPower(), args...) }

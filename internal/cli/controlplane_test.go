@@ -52,8 +52,8 @@ func TestControlplaneRefuses(t *testing.T) {
 	}
 }
 
-// TestControlplaneForPeople: it says where it listens, takes a change of the file, stays with the last that was right,
-// and ends as by a signal.
+// TestControlplaneForPeople: the command says where it listens, applies changes of its file, keeps the last valid
+// configuration, and ends when its context does, as after a signal.
 func TestControlplaneForPeople(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mesh.yaml")
 	write := func(text string) {

@@ -17,8 +17,8 @@ import (
 )
 
 // TestReportsOfGaps: whatever an arm lacks in a run (a metric that this machine does not have, or trials that failed),
-// the report answers with what is there. TARE_GAPS is how many runs are made of each experiment's. Seeds are even and
-// odd in turns, of which withGaps makes two kinds of runs.
+// the report answers with what is there. TARE_GAPS is how many runs with gaps are made from the run of each experiment.
+// Seeds are even and odd in turn, because withGaps makes different runs for even and odd ones.
 func TestReportsOfGaps(t *testing.T) {
 	runs, first := uint64(long.Repeat(1, 2)), uint64(0)
 	if n, err := strconv.ParseUint(os.Getenv("TARE_GAPS"), 10, 64); err == nil {
@@ -55,7 +55,7 @@ func reportWith(t *testing.T, what, dir string) {
 	}
 }
 
-// withGaps leaves metrics and counts out of trials, of each arm other ones, and makes some trials failed ones.
+// withGaps removes metrics and counts from trials, different ones for each arm, and makes some trials fail.
 func withGaps(t *testing.T, lines []byte, seed uint64) []byte {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
@@ -75,13 +75,13 @@ func withGaps(t *testing.T, lines []byte, seed uint64) []byte {
 		}
 		for _, field := range []string{"metrics", "counts"} {
 			values, _ := trial[field].(map[string]any)
-			for _, name := range slices.Sorted(maps.Keys(values)) { // the same of each seed
+			for _, name := range slices.Sorted(maps.Keys(values)) { // sorted, so that a seed always removes the same
 				if leave(trial["arm"], name) {
 					delete(values, name)
 				}
 			}
 		}
-		if seed%2 == 0 { // what gates kept back is there as well
+		if seed%2 == 0 { // also keep the metrics that gates made void
 			trial["validity"] = map[string]any{"valid": true}
 		}
 		if rng.IntN(8) == 0 {

@@ -200,7 +200,7 @@ func TestPrintSlowRate(t *testing.T) {
 	}
 }
 
-// TestPrintMetrics: a guest's own metrics are printed as an experiment has them, those that are no quantiles of times.
+// TestPrintMetrics: a guest's own metrics, except quantiles of times, are printed as an experiment reports them.
 func TestPrintMetrics(t *testing.T) {
 	for _, c := range []struct {
 		role         kind.Role

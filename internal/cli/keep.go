@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/privilege"
 )
 
-// keepOnly gives up all capabilities except those in some and those that eBPF and sampling need, if the process runs
+// keepOnly gives up all capabilities except the given ones and those that eBPF and sampling need, if the process runs
 // only this command. It is for commands that start no process that could need other capabilities.
 func keepOnly(ctx context.Context, some ...cap.Value) error {
 	if ctx.Value(ownProcess{}) == nil {

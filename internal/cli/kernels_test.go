@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/kernels.md anew")
 
-// TestKernelsPage keeps docs/kernels.md what the declarations of features and the record of the tests say.
+// TestKernelsPage checks that docs/kernels.md agrees with the declarations of features and the record of the tests.
 func TestKernelsPage(t *testing.T) {
 	machines, err := kernels.Read()
 	if err != nil {
@@ -52,7 +52,7 @@ func TestKernelsPage(t *testing.T) {
 	}
 }
 
-// TestKernelsRestOnTests: what docs/kernels.md says that a test shows, a test of that name is there to show.
+// TestKernelsRestOnTests: every test that docs/kernels.md names exists.
 func TestKernelsRestOnTests(t *testing.T) {
 	for dir, names := range kernels.Tests() {
 		there := testsIn(t, filepath.Join("..", "..", filepath.FromSlash(dir)))
@@ -64,7 +64,7 @@ func TestKernelsRestOnTests(t *testing.T) {
 	}
 }
 
-// testsIn are the names of the test functions in a directory.
+// testsIn returns the names of the test functions in a directory.
 func testsIn(t *testing.T, dir string) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
@@ -86,7 +86,7 @@ func testsIn(t *testing.T, dir string) []string {
 	return names
 }
 
-// TestKernelAtHand compares the record with this machine, if the record has its kind.
+// TestKernelAtHand compares the record with this machine, if the record has a machine of this kind.
 func TestKernelAtHand(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: features are tried out")
@@ -115,7 +115,7 @@ func TestKernelAtHand(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, d := range differs {
-		// Hardware counters and lockdown are the machine's and not the kernel's.
+		// Hardware counters and lockdown depend on the machine and not on the kernel.
 		if strings.HasPrefix(d, "hardware-cycles ") || strings.HasPrefix(d, "bpf-trampolines ") {
 			t.Log(d)
 			continue

@@ -47,7 +47,7 @@ func TestListKinds(t *testing.T) {
 			}
 		}
 	}
-	// The names of fields are a contract: a struct that reads back what it wrote would not miss one.
+	// The names of fields are a contract. A test that decoded into the struct that wrote them would not notice a new name.
 	out, err := ran(t, "list", "loads", "http", "--json")
 	var kinds []struct{ Settings []map[string]any }
 	if err != nil || json.Unmarshal([]byte(out), &kinds) != nil || len(kinds) != 1 {

@@ -14,7 +14,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// TestMain has writing to a pipe without a reader fail, as Main does.
+// TestMain makes a write to a pipe without a reader fail, as Main does, instead of ending the process.
 func TestMain(m *testing.M) {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 	os.Exit(m.Run())
@@ -59,7 +59,7 @@ func TestStdoutWithoutReader(t *testing.T) {
 	}
 }
 
-// TestFiles names what is no file, or has no end, where a file is read.
+// TestFiles: where a file is read, the error names a path that is not a regular file, or a file that is too long.
 func TestFiles(t *testing.T) {
 	dir := t.TempDir()
 	fifo, long, good, device := filepath.Join(dir, "fifo.yaml"), filepath.Join(dir, "long.yaml"), filepath.Join(dir,

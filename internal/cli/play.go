@@ -63,7 +63,7 @@ func playGuest(ctx context.Context, args []string) error {
 	return reported(conn, kind.Play(ctx, conn, args))
 }
 
-// partPatience is how long a pod waits for the trial, which may still be pulling the image of another pod.
+// partPatience is how long a pod waits for the trial, in which another pod may still be pulling its image.
 const partPatience = 10 * time.Minute
 
 // playPart runs in the process of an application or a load in a pod.

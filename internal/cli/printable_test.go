@@ -13,7 +13,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// What a control plane has a role say reaches the terminal as text, whatever is in it, and as one message.
+// What a control plane makes a role log reaches the terminal as harmless text, whatever is in it, and as one message.
 func TestLogsSteerNoTerminal(t *testing.T) {
 	const hostile = "refused: cluster \"a\x1b[2J\u202e\": no\nwarning: forged\x00\u009b\xff"
 	data, err := json.Marshal(hostile)

@@ -16,7 +16,7 @@ import (
 	"tare/test/analysistest"
 )
 
-// writeRun writes a made run as 'tare run' would.
+// writeRun writes a synthetic run as 'tare run' would, with the given number of its trials, which are 24 in all.
 func writeRun(t *testing.T, keep int) string {
 	t.Helper()
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6,
@@ -51,7 +51,7 @@ func runCommand(c *cobra.Command, args ...string) (string, error) {
 	var out bytes.Buffer
 	c.SetOut(&out)
 	c.SetErr(&out)
-	c.SetArgs(append([]string{}, args...)) // of nil cobra takes the arguments of this process
+	c.SetArgs(append([]string{}, args...)) // if they were nil, cobra would use the arguments of this process
 	err := c.Execute()
 	return out.String(), err
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestEveryCommandHasARow: the table of what commands need, in docs/security.md, has each command. That the rows are
-// true is tested where they are run, in test/e2e.
+// TestEveryCommandHasARow: the table of what commands need, in docs/security.md, has each command. Tests in test/e2e
+// run the commands to check that the rows are true.
 func TestEveryCommandHasARow(t *testing.T) {
 	page, err := os.ReadFile("../../docs/security.md")
 	if err != nil {
@@ -23,7 +23,7 @@ func TestEveryCommandHasARow(t *testing.T) {
 	root := Command()
 	described := map[*cobra.Command]bool{}
 	for _, row := range regexp.MustCompile("(?m)^\\| (`tare .*?) \\|").FindAllSubmatch(section[1], -1) {
-		var before []string // the words of the command before, in whose place another may stand by its last word alone
+		var before []string // the words of the previous command; the next may have only those that replace its last ones
 		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(string(row[1]), -1) {
 			words := strings.Fields(name[1])
 			if words[0] != root.Name() {

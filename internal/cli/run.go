@@ -123,7 +123,8 @@ func requireFeatures(s *spec.Spec, more ...string) error {
 		slices.Concat([]string{"cgroup-create"}, s.Needs, more)...)
 }
 
-// require returns an error with the text refusal, about where, if the machine lacks one of the named features.
+// require returns an error with the given place (where) and text (refusal) if the machine lacks one of the named
+// features.
 func require(where, refusal string, names ...string) error {
 	for _, p := range slices.Concat(features(), guestFeatures()) {
 		if !slices.Contains(names, p.Name()) {

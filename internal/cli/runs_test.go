@@ -125,7 +125,7 @@ func TestOldRuns(t *testing.T) {
 				want = analysis.Schema
 			case "github":
 				want = strings.ReplaceAll(was.Question, ",", "%2C")
-			case "bench": // has a line for each trial that tells anything, and the directions of metrics
+			case "bench": // has lines for trials, and says for each metric whether lower or higher is better
 				want = "Benchmark"
 				if !strings.Contains(out, "\nUnit memory_hard_bytes better=lower\n") {
 					t.Errorf("it does not know that less memory is better:\n%s", out)
@@ -145,7 +145,7 @@ func TestOldRuns(t *testing.T) {
 				is.Schema, is.Valid, is.Partial, is.Blocks, was.Schema, was.Valid, was.Partial, was.Blocks)
 		}
 		got, want := is.Trials, was.Trials
-		got.Excluded, want.Excluded = nil, nil // they say why in words
+		got.Excluded, want.Excluded = nil, nil // they give reasons as sentences, which may differ
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("trials %+v; they were %+v", got, want)
 		}
@@ -166,9 +166,9 @@ func TestOldRuns(t *testing.T) {
 	})
 }
 
-// wrongIn returns whether the value of an estimate was wrong in an old run. Earlier versions counted answers that came
-// after the window, which matters where a queue grew, as on the busy machine of these runs, unless there was nothing to
-// divide by their number, and left unanswered requests out of latency.
+// wrongIn returns a function that reports whether the value of an estimate was wrong in an old run. Earlier versions
+// divided by a number of answers that included those after the window. This matters where a queue grew, as on the busy
+// machine of these runs, unless the value is 0. They also left unanswered requests out of latency.
 func wrongIn(t *testing.T, dir string) func(analysis.Estimate) bool {
 	c, err := record.Read(dir)
 	if err != nil {
@@ -279,7 +279,7 @@ func noNarrower(lo, hi, wasLo, wasHi *float64) bool {
 	return (*lo <= *wasLo || equalTo(lo, wasLo)) && (*hi >= *wasHi || equalTo(hi, wasHi))
 }
 
-// equalTo compares what went through decimal figures; nil is equal to nil alone.
+// equalTo compares numbers that may have been rounded when they were written as decimals; nil equals only nil.
 func equalTo(a, b *float64) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -295,19 +295,20 @@ func shownAsJSON(v any) string {
 	return string(text)
 }
 
-// figure is a number in a sentence.
+// figure matches a number in a sentence.
 var figure = regexp.MustCompile(`[0-9][0-9.,]*[0-9]|[0-9]`)
 
-// atNone is how answers said that a comparison is resolved nowhere, which they now say without a number.
+// atNone matches how answers once said that a comparison is resolved at no level. They now say it without a number.
 var atNone = regexp.MustCompile(` at 0 of [0-9]+ levels`)
 
-// nothing is how answers said of a cost that neither arm had any of, of which they now say nothing.
+// nothing matches how answers once mentioned a cost that neither arm had. They no longer mention such a cost.
 var nothing = regexp.MustCompile(`adds 0 s \(no interval\) of kernel time per [a-z]+`)
 
-// ofLines are the intervals that answers gave the lines of a single block, which have none now.
+// ofLines matches the intervals that answers once gave for lines of a single block. Such lines now have no intervals.
 var ofLines = regexp.MustCompile(` \[[^]]*\]`)
 
-// sameAnswers: the sentences may be others, but not what they rest on nor the numbers in them.
+// sameAnswers checks that the new answers have all the evidence and all the numbers of the old ones. Their sentences
+// may differ.
 func sameAnswers(t *testing.T, was, is *analysis.Summary) {
 	t.Helper()
 	evidence, numbers := map[string]bool{}, map[string]bool{}
@@ -353,7 +354,7 @@ func sameAnswers(t *testing.T, was, is *analysis.Summary) {
 	}
 }
 
-// plainNumber is a number of a sentence, in which commas part thousands.
+// plainNumber parses a number of a sentence, in which commas separate thousands.
 func plainNumber(text string) float64 {
 	v, err := strconv.ParseFloat(strings.ReplaceAll(text, ",", ""), 64)
 	if err != nil {
@@ -485,8 +486,9 @@ func TestRemovedSubject(t *testing.T) {
 	}
 }
 
-// TestBriefs: what the report of each built-in experiment says first, read as a new user would. Without levels it has
-// at most 40 lines, with the one on the page that 'tare run' adds.
+// TestBriefs compares the report of each built-in experiment with a file, so that a change shows in a diff that can be
+// read as a new user would read the report. The report of a run without levels has at most 39 lines, because 'tare run'
+// adds one about the page.
 func TestBriefs(t *testing.T) {
 	eachOldRun(t, func(t *testing.T, dir string) {
 		out, err := runReport(dir)

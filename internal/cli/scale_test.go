@@ -18,7 +18,8 @@ import (
 	"tare/test/schematest"
 )
 
-// clocked gives ledgers of the time that it was asked to wait, and then needs some time to read them.
+// clocked is a source of ledgers that cover the time for which it was asked to wait. It then takes some more time, as a
+// reading of counters does.
 type clocked struct {
 	reading time.Duration
 	err     error // of the second ledger
@@ -133,7 +134,7 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// TestSeriesRefused: what a series cannot be ends the command before anything is weighed.
+// TestSeriesRefused: invalid flags of a series end the command before anything is weighed.
 func TestSeriesRefused(t *testing.T) {
 	for _, c := range []struct {
 		args             string

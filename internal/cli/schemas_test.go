@@ -39,8 +39,8 @@ var formats = map[string]reflect.Type{
 	cluster.Schema:           reflect.TypeFor[cluster.Cluster](),
 }
 
-// TestSchemas: docs/schemas has a schema of each format, as its type is. Only the name of the format is required, for
-// files that an earlier version wrote lack fields that came later.
+// TestSchemas: docs/schemas has a schema of each format, which follows from the format's type. Only the name of the
+// format is required, because files that an earlier version wrote lack fields that were added later.
 func TestSchemas(t *testing.T) {
 	raw, instant := reflect.TypeFor[json.RawMessage](), reflect.TypeFor[time.Time]()
 	span := reflect.TypeFor[time.Duration]()
@@ -101,8 +101,7 @@ func published(s *jsonschema.Schema) {
 	published(s.Items)
 }
 
-// TestSchemasOfCommands: what commands print is as the schemas say. test/e2e holds every other document that it sees
-// against them.
+// TestSchemasOfCommands: what commands print is as the schemas say. test/e2e checks every other document that it sees.
 func TestSchemasOfCommands(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/broken" {

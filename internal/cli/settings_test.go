@@ -66,13 +66,13 @@ func TestEveryGuestPlays(t *testing.T) {
 	}
 }
 
-// TestSettings: the flags of a guest are exactly the settings of its process, with those of a window where it is
-// measured; and what a spec sets of it is the same setting there.
+// TestSettings: the flags of a guest are exactly the settings of its process, plus those of a window if it is measured.
+// A setting that a spec has under the same name is the same there.
 func TestSettings(t *testing.T) {
-	others := map[string]bool{ // settings of a process that are not those of a spec by the same name
-		"kernelmesh services": true, // a file, and how many
-		"kernelmesh xds":      true, // an address, and an application
-		"exectrace output":    true, // a table too, which is for people
+	others := map[string]bool{ // settings that differ between the command line and a spec
+		"kernelmesh services": true, // a file on the command line, and a number in a spec
+		"kernelmesh xds":      true, // an address on the command line, and an application in a spec
+		"exectrace output":    true, // on the command line it may also be a table, which is for people
 	}
 	eachAlone(t, func(t *testing.T, r kind.Role, g kind.Guest, c *cobra.Command) {
 		about := g.About()
@@ -124,13 +124,13 @@ func TestExamples(t *testing.T) {
 	})
 }
 
-// TestLoadHTTPDefaults: by hand the load does what it does in a spec, from which these four once differed.
+// TestLoadHTTPDefaults: flags of the load have the same defaults as in a spec. These four once had others.
 func TestLoadHTTPDefaults(t *testing.T) {
 	c, _, err := Command().Find([]string{"load", "http"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What the page says is not a deadline of this test.
+	// The timeout is a default, not a deadline of this test.
 	defaults := map[string]string{"connections": "64", "timeout": "5s", "drain": "1s", "arrivals": "poisson"}
 	for name, want := range defaults {
 		if got := c.Flags().Lookup(name).DefValue; got != want {

@@ -22,7 +22,8 @@ func TestErrorsAreSafe(t *testing.T) {
 	testterminal.IsSafe(t, "an error", b.String())
 }
 
-// TestTerminalOutputIsSafe prints the summary of a hostile record on a terminal: JSON leaves most controls as they are.
+// TestTerminalOutputIsSafe: on a terminal, standard output escapes all control sequences but Tare's own. Into a file,
+// everything is written as it is.
 func TestTerminalOutputIsSafe(t *testing.T) {
 	main, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {

@@ -91,7 +91,7 @@ func sectionOf(t *testing.T, page, heading string) string {
 	return section
 }
 
-// firstCell is the first cell of a line that is a row of a table; empty for other lines.
+// firstCell returns the first cell of a line that is a row of a table; empty for other lines.
 func firstCell(line string) string {
 	cells := strings.Split(line, "|")
 	if len(cells) < 3 || cells[0] != "" {
@@ -100,7 +100,7 @@ func firstCell(line string) string {
 	return cells[1]
 }
 
-// eachSource calls f with every Go file of this module that is no test.
+// eachSource calls f with every Go file below internal that is not a test.
 func eachSource(t *testing.T, f func(*ast.File)) {
 	t.Helper()
 	files := token.NewFileSet()
@@ -119,7 +119,8 @@ func eachSource(t *testing.T, f func(*ast.File)) {
 	}
 }
 
-// sourceTexts is every text in the source, a line each: of texts that are added up, the sum.
+// sourceTexts returns all string literals in the source and the template of the HTML report. Each literal is on a line,
+// and literals that are concatenated count as one.
 func sourceTexts(t *testing.T) string {
 	var b strings.Builder
 	eachSource(t, func(file *ast.File) {
@@ -143,13 +144,13 @@ func sourceTexts(t *testing.T) string {
 	return b.String() + string(page)
 }
 
-// filledIn is a format with an ellipsis for what differs from case to case.
+// filledIn returns a format with an ellipsis in place of each verb.
 func filledIn(format string) string {
 	const percent = "\x00"
 	return strings.ReplaceAll(verb.ReplaceAllString(strings.ReplaceAll(format, "%%", percent), "…"), percent, "%")
 }
 
-// textOf is the value of a literal, or of literals that are added up.
+// textOf returns the value of a string literal, or of literals that are concatenated.
 func textOf(e ast.Expr) (string, bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -166,8 +167,8 @@ func textOf(e ast.Expr) (string, bool) {
 	return "", false
 }
 
-// warningCodes are the codes of all warnings that a ledger can have: the first text that is given to a function or
-// method called warn or Warn, or the field Code of a Warning; as literals or constants.
+// warningCodes returns the codes of all warnings that a ledger can have: the first text that is passed to a method
+// called warn or Warn, or the field Code of a Warning; as literals or constants.
 func warningCodes(t *testing.T) map[string]bool {
 	constants := map[string]string{}
 	eachSource(t, func(file *ast.File) {

@@ -95,7 +95,7 @@ func TestTrySpec(t *testing.T) {
 	}
 }
 
-// TestSlowCommands: one that takes long to start gets as few blocks as carry intervals.
+// TestSlowCommands: a command that takes long to start gets the fewest blocks that give intervals.
 func TestSlowCommands(t *testing.T) {
 	f := tryFlags{command: param.Values{"command": "x", "ready-after": "5s"}}
 	chosen, err := f.workloads()
@@ -108,7 +108,7 @@ func TestSlowCommands(t *testing.T) {
 	}
 }
 
-// TestRehearsed: that the start-up time of a command is not known is among the warnings of the run.
+// TestRehearsed: if the start-up time of a command is unknown, the run has a warning.
 func TestRehearsed(t *testing.T) {
 	var f tryFlags
 	f.rehearsed("agent", subject.Rehearsal{})

@@ -45,7 +45,7 @@ func TestWeighRefusesWrongRules(t *testing.T) {
 	}
 }
 
-// The order of the command line is that of the rules, files among them.
+// Rules are in the order of the command line, including those from files.
 func TestRulesAreInOrder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	if err := os.WriteFile(file, []byte("rules: [{charge: load, cgroup: /b}, {charge: load, cgroup: /c}]"),
