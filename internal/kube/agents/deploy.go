@@ -238,7 +238,7 @@ func (c *Cluster) remove(ctx context.Context, namespace, name string) error {
 type Leftover struct {
 	Namespace, Name string
 	Run             bool // an experiment's objects, not agents
-	Ended           bool // their lifetime is over, so the cluster should have removed them, or it is unknown
+	Ended           bool // their lifetime is over, so the cluster should have removed them; or it cannot be read
 }
 
 // Leftovers returns all temporary agents and all objects of experiments in the cluster.

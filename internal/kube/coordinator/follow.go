@@ -85,8 +85,8 @@ func (c *Client) ask(ctx context.Context, method, path, bytes string, most int64
 	return data, nil
 }
 
-// Status returns the progress of the run, as soon as there is more than the caller has, or after newsWithin. The caller
-// has the output before the offset log, and the first trials bytes of trials.jsonl.
+// Status returns the progress of the run, as soon as there is more than the caller has, or after newsWithin. log is the
+// offset up to which the caller has the output, and trials is the size of its copy of trials.jsonl, in bytes.
 func (c *Client) Status(ctx context.Context, log, trials int64) (s Status, err error) {
 	data, err := c.ask(ctx, http.MethodGet, fmt.Sprintf("status?log=%d&trials=%d", log, trials), "", maxStatus)
 	if err == nil {

@@ -234,8 +234,8 @@ func Places(s *spec.Spec, nodes []agents.Node) (map[string]string, error) {
 	return at, nil
 }
 
-// choose returns the node that on names or, if it names none, the first node that matches on as a selector. takes has
-// the names of the nodes that take pods.
+// choose returns a node for the value of "on" in a spec: the node with that name or, failing that, the first node whose
+// labels match it as a selector. takes has the names of the nodes that take pods.
 func choose(on string, nodes []agents.Node, takes []string) (string, error) {
 	if slices.Contains(takes, on) {
 		return on, nil
