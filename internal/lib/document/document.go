@@ -126,7 +126,7 @@ func IsMapping(n Node) bool {
 	return is
 }
 
-// Each calls visit with each entry of a mapping. what is the name of the mapping in errors.
+// Each calls visit with each entry of a mapping. Errors name the mapping by the given text (what).
 func (f File) Each(n Node, what string, visit func(key string, at, value Node) error) error {
 	m, ok := n.(*ast.MappingNode)
 	if !ok {
@@ -171,7 +171,7 @@ func Texts(items []Item) []string {
 	return lists.Map(items, func(item Item) string { return item.Text })
 }
 
-// Unknown returns the error for an unknown key of the mapping that what names.
+// Unknown returns the error for an unknown key of the mapping with the given name (what).
 func (f File) Unknown(at Node, key, what string, known []string) error {
 	return f.Fail(at, "the keys of "+what+" are "+strings.Join(known, ", "), "there is no key %q in %s%s",
 		text.Clip(key), what, text.DidYouMean(key, known))

@@ -81,8 +81,8 @@ func (t Tree) Read(path string, most int64, accept func(fs.FileInfo) error) ([]b
 	return readBounded(f, most)
 }
 
-// Names returns the sorted names of the entries of a directory of the tree. If there are more than most entries, it
-// returns the names of any that many.
+// Names returns the names of the entries of a directory of the tree, sorted. It stops reading the directory when it has
+// the number of names given by most.
 func (t Tree) Names(path string, most int) ([]string, error) {
 	fd, err := t.open(path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {

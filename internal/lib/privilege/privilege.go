@@ -16,8 +16,8 @@ import (
 // /proc/sys.
 func Drop() error { return Keep() }
 
-// Keep permanently gives up all capabilities of all threads of this process, except for those given ones that it has.
-// It sets no_new_privs, so an executed program has no capability that the process did not have
+// Keep permanently gives up the capabilities of all threads of this process, apart from the given ones, which it keeps
+// if it has them. It sets no_new_privs, so an executed program has no capability that the process did not have
 // (cap_bprm_creds_from_file in the kernel's security/commoncap.c). The bounding set then has no further effect and
 // stays as it is: to remove its 41 capabilities from all threads, Go's runtime would have to stop the process 41 times.
 // The kernel empties the ambient set, because it can only hold inheritable capabilities (cap_capset).

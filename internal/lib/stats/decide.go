@@ -99,9 +99,9 @@ func PlannedBlocks(blocks int, half, away, power float64) (int, bool) {
 	return max(n+fewBlocks, MinBlocks), true
 }
 
-// forecast returns the number of blocks after which a run resolves the distance wanted. now is the distance that it
-// resolves after the given number of blocks; it shrinks with the square root of that number. forecast returns false
-// above maxBlocks.
+// forecast returns the number of blocks with which a run resolves the wanted distance. With the given number of blocks
+// it resolves the distance in now, which shrinks with the square root of the number. forecast returns false above
+// maxBlocks.
 func forecast(blocks int, now, wanted float64) (int, bool) {
 	if !(now > 0) || !(wanted > 0) || blocks <= 0 {
 		return 0, false

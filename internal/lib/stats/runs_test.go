@@ -10,8 +10,8 @@ import (
 	"tare/test/long"
 )
 
-// days simulates a machine on which the effect of an arm varies from run to run. between is the standard deviation of
-// this variation, in standard errors of one run of the twin.
+// days simulates a machine on which the effect of an arm varies from run to run. The field between is the standard
+// deviation of this variation, in standard errors of one run of the twin.
 type days struct {
 	r       *rand.Rand
 	between float64
