@@ -17,7 +17,7 @@ import (
 )
 
 // writeRuns writes a synthetic run for each of the given latencies, which its subject adds. The runs are of successive
-// days, from the day from, and each is in a separate directory below parent.
+// days, beginning with the given one, and each is in a separate directory below parent.
 func writeRuns(t *testing.T, from uint64, latencies ...float64) (parent string) {
 	t.Helper()
 	parent = t.TempDir()

@@ -22,8 +22,8 @@ func TestErrorsAreSafe(t *testing.T) {
 	testterminal.IsSafe(t, "an error", b.String())
 }
 
-// TestTerminalOutputIsSafe: on a terminal, standard output escapes all control sequences but Tare's own. Into a file,
-// everything is written as it is.
+// TestTerminalOutputIsSafe: on a terminal, standard output escapes all control sequences but Tare's own. A file gets
+// everything unchanged.
 func TestTerminalOutputIsSafe(t *testing.T) {
 	main, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {

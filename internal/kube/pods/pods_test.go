@@ -245,7 +245,7 @@ func TestAccount(t *testing.T) {
 	if err := x.applies(); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.account(throttle(meshViews(true), "proxy")); err != nil { // its limit came with it, so this is allowed
+	if err := x.account(throttle(meshViews(true), "proxy")); err != nil { // the proxy's limit belongs to the mesh
 		t.Fatal(err)
 	}
 	m := x.record.Metrics

@@ -376,7 +376,7 @@ func (x *trial) lacks(pod *api.Pod) string {
 	return ""
 }
 
-// has returns the first annotation of a pod that the subject of some arm adds to the pods to which it applies; "" if
+// has returns the first annotation of a pod that the subject of any arm adds to the pods to which it applies; "" if
 // there is none.
 func (x *trial) has(pod *api.Pod) (string, error) {
 	for _, subject := range x.spec.Subjects() {

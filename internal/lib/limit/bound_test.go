@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// accepting starts a bounded listener that keeps two connections open and accepts whatever comes. It returns the
-// accepted connections, the numbers that the listener reports, and a function that connects to it.
+// accepting starts a listener that is limited to two connections, and accepts all that it lets through. It returns
+// these connections, the numbers that the listener reports, and a function that connects to it.
 func accepting(t *testing.T, bound func(net.Listener, int,
 	func(int)) net.Listener) (accepted chan net.Conn, said chan int, dial func() net.Conn) {
 	t.Helper()
