@@ -14,7 +14,7 @@ const (
 	dashboardFile = "grafana/tare.json"
 )
 
-// program is the path of prometheus or promtool.
+// program returns the path of prometheus or promtool, and skips the test where it is not installed.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	path, err := binary.Prometheus(name)

@@ -137,7 +137,8 @@ func TestChartManifests(t *testing.T) {
 	}
 }
 
-// plain is what Helm renders without its remarks where it comes from, and without the empty lines between objects.
+// plain returns what Helm renders without its comments on where each object comes from, and without the empty lines
+// between objects.
 func plain(rendered string) string {
 	rendered = regexp.MustCompile(`(?m)^# Source: .*\n`).ReplaceAllString(rendered, "")
 	return strings.TrimSpace(strings.ReplaceAll(rendered, "\n\n---\n", "\n---\n")) + "\n"
@@ -239,7 +240,7 @@ func TestChartRestarts(t *testing.T) {
 	}
 }
 
-// TestChartRefuses: what the schema does not know is an error that says where it is.
+// TestChartRefuses: a value that the chart's schema does not allow is an error that names the value.
 func TestChartRefuses(t *testing.T) {
 	for _, test := range []struct{ set, want string }{
 		{"--set=maxSeries=many", "maxSeries"},

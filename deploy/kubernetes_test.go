@@ -32,7 +32,7 @@ const agentFile = "kubernetes/agent.yaml"
 // capabilities are those that docs/security.md gives the agent.
 var capabilities = []corev1.Capability{"SYS_ADMIN", "PERFMON", "BPF", "SYSLOG", "SYS_PTRACE", "DAC_READ_SEARCH"}
 
-// podMonitor and prometheusRule have what the files here use of the objects of Prometheus' operator.
+// podMonitor and prometheusRule have the fields of the Prometheus operator's objects that the files here use.
 type (
 	podMonitor struct {
 		metav1.TypeMeta   `json:",inline"`
@@ -165,7 +165,7 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// TestKubectl has kubectl build what the kustomization says, and take it for valid.
+// TestKubectl has kubectl build the kustomization, which must set the image.
 func TestKubectl(t *testing.T) {
 	kubectl, err := exec.LookPath("kubectl")
 	if err != nil {
@@ -218,7 +218,7 @@ func TestDaemonSet(t *testing.T) {
 	}
 }
 
-// scrape reads a page of the agent. It is empty until there is one.
+// scrape returns a page of the agent; empty while the agent does not serve it.
 func scrape(address, path string) string {
 	client := http.Client{Timeout: time.Minute}
 	r, err := client.Get("http://" + address + path)

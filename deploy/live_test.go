@@ -28,10 +28,10 @@ import (
 	"tare/test/port"
 )
 
-// plantedName is the name of the program that is the load, and of its component by the agent's rules.
+// plantedName is the name of the eBPF program that is the load.
 const plantedName = "tare_test_plant"
 
-// empty are the queries that may have no result, each by a part of it, with the reason.
+// empty holds the queries that may have no result: by a part of the query, the reason.
 var empty = map[string]string{
 	// Where the machine is too busy to measure what these cost, the agent warns (stats-cost, witness-cost).
 	`tare_agent_bpf_stats_seconds_total{job`: "the cost of the kernel's run statistics is not known",
@@ -40,8 +40,8 @@ var empty = map[string]string{
 }
 
 // TestAgainstPrometheus runs every query of the dashboard and every rule on a real Prometheus, which scrapes a real
-// agent while an eBPF program is under load. Each must have a result, or is in empty; what an alert looks at must be
-// there, though the alert itself must not fire.
+// agent while an eBPF program is under load. Each must have a result, unless it is in empty. The series that an alert
+// looks at must exist, though the alert itself must not fire.
 func TestAgainstPrometheus(t *testing.T) {
 	long.Test(t, "1 min: a Prometheus that scrapes an agent until all rules have results")
 	if os.Geteuid() != 0 {
@@ -77,7 +77,8 @@ func TestAgainstPrometheus(t *testing.T) {
 	})
 	t.Run("dashboard", func(t *testing.T) { p.dashboard(t) })
 	t.Run("budget", func(t *testing.T) {
-		// Of the counters themselves: rate() extrapolates each line of a young agent by another amount.
+		// This divides the counters themselves: of an agent that has just started, rate() would extrapolate each line by a
+		// different amount.
 		const lines = `(sum(tare_node_cpu_seconds_total) - sum(tare_node_cpu_counted_twice_seconds_total)` +
 			` - sum(tare_node_cpu_ahead_seconds)) / sum(tare_node_cpu_capacity_seconds_total)`
 		if got := p.query(t, lines); len(got) != 1 || math.Abs(got[0].value-1) > 1e-6 {
@@ -110,7 +111,8 @@ func TestAgainstPrometheus(t *testing.T) {
 		if who := paid[0].labels; who["namespace"] != namespace || who["pod"] != pod || who["container"] != container {
 			t.Errorf("who pays is %v, want container %s of pod %s in namespace %s", who, container, pod, namespace)
 		}
-		// Run time that awaits more samples is split later: a part of a minute's is not, and some of the minute before is.
+		// The agent splits run time once it has enough samples: of the last minute's, a part is not split yet, and some of
+		// the minute before is included.
 		if part := paid[0].value / ran[0].value; part < 0.5 || part > 1.5 {
 			t.Errorf("%s ran for %v, and its payer has %v", plantedName, ran, paid)
 		}
@@ -123,8 +125,8 @@ const (
 	containerID               = "c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00"
 )
 
-// makeContainer makes a control group as containerd does for a container of Kubernetes, and what containerd keeps of
-// it in another root. It returns the group's path, and the root.
+// makeContainer makes a control group as containerd does for a container of Kubernetes, and, in another root, the state
+// that containerd keeps of the container. It returns the group's path, and the root.
 func makeContainer(t *testing.T) (group, root string) {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -159,7 +161,8 @@ func makeContainer(t *testing.T) (group, root string) {
 	return group, root
 }
 
-// plantedVariable has this program be the planted one's process, in the group that it names.
+// plantedVariable, if set, makes this test binary the planted program's process, in the control group that the variable
+// names.
 const plantedVariable = "TARE_TEST_PLANTED"
 
 func TestMain(m *testing.M) {
@@ -226,7 +229,8 @@ func runPlanted(group string) error {
 	}
 }
 
-// start starts a program, which ends with the test by SIGTERM and exit code 0. The channel is closed when it has ended.
+// start starts a program. At the end of the test it sends SIGTERM, at which the program must exit with 0. The channel
+// is closed when the program has ended.
 func start(t *testing.T, path string, args ...string) (ended <-chan struct{}) {
 	t.Helper()
 	cmd := exec.Command(path, args...)
@@ -256,7 +260,7 @@ func start(t *testing.T, path string, args ...string) (ended <-chan struct{}) {
 }
 
 // startAgent builds and starts an agent, and returns its address and when it has ended. Its rules charge the planted
-// program as infrastructure of the workload shop, which is what runs it.
+// program as infrastructure of the workload shop, whose group runs it.
 func startAgent(t *testing.T, group, root string) (string, <-chan struct{}) {
 	t.Helper()
 	dir := t.TempDir()
@@ -300,7 +304,7 @@ type sample struct {
 	value  float64
 }
 
-// get reads from Prometheus' API. It is false until the server serves.
+// get reads from Prometheus' API. It returns false until the server answers.
 func (p *server) get(t *testing.T, path string, form url.Values, into any) bool {
 	t.Helper()
 	client := http.Client{Timeout: time.Minute}
@@ -347,7 +351,7 @@ func (p *server) query(t *testing.T, expr string) []sample {
 }
 
 // wait waits until each recording rule that must have a result has one, and then for as long as a rate of the dashboard
-// needs. What has no result after two minutes is for the tests to name.
+// needs. After two minutes it returns all the same: the tests then name the rules without a result.
 func (p *server) wait(t *testing.T, rules []rule, agentEnded <-chan struct{}) {
 	t.Helper()
 	const patience = 2 * time.Minute
@@ -380,7 +384,7 @@ func reason(expr string) string {
 	return ""
 }
 
-// has runs a query and fails without a result that is a number, unless the text has a reason for that.
+// has runs a query, and fails the test if no result is a number, unless reason(text) says why there may be none.
 func (p *server) has(t *testing.T, name, expr, text string) {
 	t.Helper()
 	for _, s := range p.query(t, expr) {
@@ -395,10 +399,10 @@ func (p *server) has(t *testing.T, name, expr, text string) {
 	t.Errorf("%s has no result: %s", name, expr)
 }
 
-// selectors matches what a rule looks at, without ranges and offsets.
+// selectors matches the series selectors of a rule, without ranges and offsets.
 var selectors = regexp.MustCompile(`(?:\b[a-z_]+:)?\b(?:tare_[a-z0-9_]+|up)\b(?::[a-z0-9_]+)?(?:\{[^}]*\})?`)
 
-// labelValues matches how a variable of Grafana asks for the values of a label.
+// labelValues matches the query of a Grafana variable for the values of a label.
 var labelValues = regexp.MustCompile(`^label_values\((.+), (\w+)\)$`)
 
 // dashboard runs the queries of the panels and of the variables.

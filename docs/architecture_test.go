@@ -16,7 +16,7 @@ import (
 var (
 	// paths matches what a page says is in the tree.
 	paths = regexp.MustCompile(`\b(?:cmd|docs|experiments|internal|test|web)/[A-Za-z0-9_./-]*[A-Za-z0-9_]`)
-	// functions matches a function, or a method with the type that it is of.
+	// functions matches a function, or a method with its type, and the file that the page gives for it.
 	functions = regexp.MustCompile("`((?:[A-Za-z]+\\.)?[A-Za-z]+)\\(\\)`(\\s+in\\s+`([^`]+)`)?")
 )
 
@@ -38,7 +38,7 @@ func TestPathsExist(t *testing.T) {
 	}
 }
 
-// isOfExample is of the folders and files that the examples in extending.md add.
+// isOfExample reports whether a path belongs to the folders and files that the examples in extending.md add.
 func isOfExample(path string) bool {
 	return slices.ContainsFunc([]string{
 		"internal/workloads/load/checksum", "internal/workloads/app/checksums", "internal/workloads/subject/ballast",
@@ -131,7 +131,7 @@ func TestArrows(t *testing.T) {
 	}
 }
 
-// within reports whether a package is one of some, or below one.
+// within returns a function that reports whether a package is one of the given ones, or below one.
 func within(all []string) func(string) bool {
 	return func(pkg string) bool {
 		return slices.ContainsFunc(all, func(p string) bool { return pkg == p || strings.HasPrefix(pkg, p+"/") })
@@ -185,7 +185,7 @@ func pages(t *testing.T) (found []string) {
 	return found
 }
 
-// headings are the anchors of a page, as GitHub makes them.
+// headings returns the anchors of a page, as GitHub makes them.
 func headings(text string) map[string]bool {
 	all := map[string]bool{}
 	for line := range strings.Lines(text) {

@@ -14,7 +14,7 @@ var specs embed.FS
 // Names are the names of the built-in experiments, in order.
 func Names() []string { return names("*.yaml") }
 
-// ClusterNames are the names of those for what is installed in a cluster, in order: cluster/NAME.
+// ClusterNames are the names, cluster/NAME, of the built-in experiments that run in a cluster only, in order.
 func ClusterNames() []string { return names("cluster/*.yaml") }
 
 func names(pattern string) []string {

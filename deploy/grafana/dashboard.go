@@ -56,7 +56,7 @@ func variables(b *dashboard.DashboardBuilder) {
 	b.WithVariable(dashboard.NewDatasourceVariableBuilder("datasource").Label("Data source").Type("prometheus"))
 	b.WithVariable(query("job", "Job", "label_values(tare_node_cpus, job)"))
 	b.WithVariable(query("instance", "Machine", `label_values(tare_node_cpus{job="$job"}, instance)`))
-	// All is any text, none too: what is in no namespace, such as systemd's units, is shown then.
+	// All matches any text, including none, so that it also shows what is in no namespace, such as systemd's units.
 	b.WithVariable(query("namespace", "Namespace",
 		`label_values(tare_namespace_cpu_seconds_total{job="$job", instance="$instance"}, namespace)`).
 		Multi(true).IncludeAll(true).AllValue(".*").
@@ -65,8 +65,8 @@ func variables(b *dashboard.DashboardBuilder) {
 			Value: dashboard.StringOrArrayOfString{String: cog.ToPtr("$__all")}}))
 }
 
-// on fills the variables into a query: tare_x{@} is of the machine that is chosen, and tare_x{*} of all machines of its
-// job. A rate over [] follows the step of the graph, and one over [r] is over the time range that is shown.
+// on fills the variables into a query: tare_x{@} selects the chosen machine, and tare_x{*} all machines of its job. A
+// rate over [] follows the step of the graph, and one over [r] covers the time range that is shown.
 func on(expr string) string {
 	return strings.NewReplacer(
 		"{@", `{job="$job", instance="$instance"`,
@@ -111,7 +111,8 @@ func machine() []cog.Builder[dashboard.Panel] {
 	return []cog.Builder[dashboard.Panel]{budget, steal, unexplained}
 }
 
-// payer are the labels that say who pays, and program those of a program whose number changes when it is loaded again.
+// payer holds the labels that say who pays. program holds those that identify a program, also after it was loaded again
+// with another ID.
 const (
 	payer   = "namespace, pod, container, unit, cgroup"
 	program = "program, component, charge"
@@ -245,7 +246,8 @@ func agent() []cog.Builder[dashboard.Panel] {
 	}
 }
 
-// cluster are sums over machines, from the agents' metrics themselves, so that the dashboard needs no recording rules.
+// cluster returns panels of sums over machines. They use the agents' metrics themselves, so that the dashboard needs no
+// recording rules.
 func cluster() []cog.Builder[dashboard.Panel] {
 	return []cog.Builder[dashboard.Panel]{
 		stacked("Cost by component", cpus,

@@ -28,7 +28,7 @@ func main() {
 	}
 }
 
-// document is the dashboard as a file.
+// document returns the dashboard as JSON, as in tare.json.
 func document() ([]byte, error) {
 	d, err := build()
 	if err != nil {

@@ -40,7 +40,8 @@ func over(expr, legend string) cog.Builder[variants.Dataquery] {
 	return prometheus.NewDataqueryBuilder().Expr(expr).LegendFormat(legend).Range()
 }
 
-// now is a query of one value for each series, as rows of a table. A table takes columns together by ref.
+// now is a query of one value for each series, as rows of a table. ref identifies its column of values in the table
+// (see value).
 func now(ref, expr string) cog.Builder[variants.Dataquery] {
 	return prometheus.NewDataqueryBuilder().Expr(expr).Instant().Format(prometheus.PromQueryFormatTable).RefId(ref)
 }
@@ -106,7 +107,7 @@ func line(p *timeseries.PanelBuilder, name string, properties map[string]any) {
 	p.OverrideByName(name, list)
 }
 
-// dashed is how a total is drawn above what it is the sum of.
+// dashed draws a total as a dashed line above the areas that add up to it.
 var dashed = map[string]any{
 	"color": fixed("text"), "custom.stacking": map[string]any{"mode": "none"}, "custom.fillOpacity": 0,
 	"custom.lineWidth": 1, "custom.lineStyle": map[string]any{"fill": "dash", "dash": []int{8, 8}},

@@ -24,7 +24,7 @@ import (
 	"tare/test/long"
 )
 
-// suite is the Debian that packages are installed into.
+// suite is the Debian release that packages are installed into.
 const suite = "bookworm"
 
 // TestInstalled builds two releases, and has Debian's own tools install, upgrade, check and remove them in fresh roots.
@@ -139,8 +139,8 @@ func testManuals(t *testing.T, r root) {
 	}
 }
 
-// testUnit has systemd read the unit, and judge what it leaves to the service. The capabilities and the view of the
-// whole machine, which the agent is for, make that 3.2 of 10.
+// testUnit has systemd verify the unit and rate its exposure, from 0 to 10. The agent needs its capabilities and its
+// view of the whole machine, which make the rating 3.2.
 func testUnit(t *testing.T, r root) {
 	r.run(t, "dpkg -i /new/*.deb")
 	defer r.run(t, "dpkg -P tare tare-agent")
@@ -194,7 +194,7 @@ func testService(t *testing.T, r root) {
 	}
 	r.run(t, "systemctl enable check")
 	initrd := filepath.Join(t.TempDir(), "initrd")
-	// Without what the machine has no use for: all of it is in memory.
+	// The archive lacks what the machine does not need, because all of it is held in memory.
 	pack := r.command("/bin/sh", "-ec", `cd /; find . -xdev \( -path ./old -o -path ./new -o -path ./var/cache \
 		-o -path ./var/lib/apt -o -path ./usr/share/doc -o -path ./usr/share/locale -o -path ./usr/share/lintian \
 		-o -path './usr/share/perl*' -o -path './usr/lib/*/perl*' -o -path ./usr/bin/skopeo \) -prune -o -print |
@@ -219,13 +219,14 @@ func testService(t *testing.T, r root) {
 	checkService(t, string(out))
 }
 
-// checkService compares what the service collects with what root's does, and what it may do with what the unit says.
+// checkService checks that the service collects the same as an agent with all of root's rights, and that it has just
+// the rights that the unit gives it.
 func checkService(t *testing.T, out string) {
 	t.Helper()
 	says := func(who string) (lines []string) {
 		for line := range strings.Lines(out) {
 			_, metric, ok := strings.Cut(strings.TrimSpace(line), who+" tare_")
-			// What the scale costs is known where something busy ran by chance.
+			// Whether an agent knows what measuring costs depends on whether something busy ran by chance.
 			if ok && !strings.Contains(metric, `-cost"`) {
 				lines = append(lines, metric)
 			}
@@ -301,7 +302,8 @@ func checkConfig(t *testing.T, c *v1.ConfigFile) {
 	}
 }
 
-// copyOfTree is the tree as it is, with changes that are not committed, as a repository with one commit.
+// copyOfTree returns a repository with one commit, which is the tree as it is, including changes that are not
+// committed.
 func copyOfTree(t *testing.T) string {
 	t.Helper()
 	top, err := binary.Root()
@@ -321,7 +323,7 @@ func copyOfTree(t *testing.T) string {
 	return dir
 }
 
-// release tags the tree with a version, and returns the directory of what that is released as.
+// release tags the tree with a version, makes its packages and image, and returns the directory that holds them.
 func release(t *testing.T, tree, version string) string {
 	t.Helper()
 	dist := t.TempDir()
@@ -338,11 +340,11 @@ func release(t *testing.T, tree, version string) string {
 // root is the root directory of another system.
 type root struct{ path string }
 
-// debian makes a root with the least of Debian and some packages.
+// debian makes a root with a minimal Debian and some packages.
 func debian(t *testing.T, packages ...string) root {
 	t.Helper()
 	r := root{path: filepath.Join(t.TempDir(), "root")}
-	// What it mounts and starts ends with it, and it with this test.
+	// What mmdebstrap mounts and starts goes when it ends, and it ends with this test.
 	cmd := exec.Command("unshare", "--mount-proc", "--pid", "--fork", "--kill-child", "mmdebstrap", "--mode=root",
 		"--variant=minbase", "--include="+strings.Join(append(packages, "dpkg"), ","), suite, r.path)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -362,7 +364,8 @@ func put(t *testing.T, r root, old, dist string) {
 	}
 }
 
-// command runs a program of the root in it. Its mounts and processes end with it.
+// command returns a command that runs a program of the root in that root. What the program mounts and starts goes when
+// it ends.
 func (r root) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Path, cmd.Err, cmd.Dir = args[0], nil, "/"
@@ -385,7 +388,7 @@ func (r root) run(t *testing.T, script string) string {
 	return string(out)
 }
 
-// wants runs a script that prints one line.
+// wants runs a script, which must print the given line and nothing else.
 func (r root) wants(t *testing.T, script, line string) {
 	t.Helper()
 	if got := strings.TrimSpace(r.run(t, script)); got != line {
@@ -398,7 +401,7 @@ func (r root) hasSystemd() bool {
 	return err == nil
 }
 
-// files lists what is in the root, without what package managers keep of their work and caches of other packages.
+// files lists what is in the root, without the package managers' own records, and caches and logs.
 func (r root) files(t *testing.T) []string {
 	t.Helper()
 	return strings.Fields(r.run(t, `find / -xdev \( -path /proc -o -path /var/lib/dpkg -o -path /var/lib/rpm \
@@ -418,7 +421,7 @@ func added(before, after []string) (more []string) {
 	return more
 }
 
-// file is the one file that a pattern matches.
+// file returns the only file in dir that the pattern matches.
 func file(t *testing.T, dir, pattern string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, pattern))

@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// TestImage: an archive is a valid OCI layout and a valid archive of Docker's, of the same image, and the same each
-// time.
+// TestImage: an archive is a valid OCI layout and a valid Docker archive of the same image, and its bytes are the same
+// each time.
 func TestImage(t *testing.T) {
 	t.Setenv("VERSION", "1.2.3+4.g0123abcd")
 	t.Setenv("COMMIT", "0123456789abcdef0123456789abcdef01234567")

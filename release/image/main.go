@@ -1,4 +1,4 @@
-// Command image makes a container image from nothing, of programs that need nothing beside them:
+// Command image makes a container image from nothing, of programs that need no other files:
 //
 //	VERSION=0.1.0 COMMIT=26d72f16 SOURCE_DATE_EPOCH=1790000000 go run ./release/image IMAGE.tar PROGRAM...
 //
@@ -6,8 +6,9 @@
 // so that `docker load`, `ctr image import`, `podman load` and `skopeo copy oci-archive:` read it. The same programs,
 // version and time make the same bytes.
 //
-// The image runs as root, because Kubernetes gives capabilities to no other user; who runs it drops all of root's but
-// those that docs/security.md lists. There are no certificates: nothing in it connects to a server of the public web.
+// The image runs as root, because Kubernetes gives capabilities to no other user; run it with root's capabilities
+// dropped, except those that docs/security.md lists. There are no certificates: nothing in it connects to a server of
+// the public web.
 package main
 
 import (
@@ -44,7 +45,7 @@ func main() {
 	}
 }
 
-// build is what the environment says of the programs.
+// build holds what the environment says about the programs.
 type build struct {
 	version, commit string
 	created         time.Time
@@ -87,12 +88,13 @@ func write(archive string, programs []string) error {
 	return nil
 }
 
-// tag is a version as the tag of an image, in which no "+" may be.
+// tag returns a version as the tag of an image, which must not contain "+".
 func tag(version string) string {
 	return string(bytes.ReplaceAll([]byte(version), []byte("+"), []byte("-")))
 }
 
-// imageOf makes the image: /tmp, and a layer for each program, of which the largest changes need not be fetched again.
+// imageOf makes the image: a layer with /tmp, and a layer for each program, so that only the layers of programs that
+// changed are fetched again.
 func imageOf(programs []string, b build) (v1.Image, error) {
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	base, err := layer([]tar.Header{
@@ -173,7 +175,7 @@ func configOf(img v1.Image, program string, b build) *v1.ConfigFile {
 	return c
 }
 
-// writeLayout writes an OCI image layout that says the image's name, and what Docker reads instead.
+// writeLayout writes an OCI image layout with the image's name, and manifest.json, which Docker reads instead.
 func writeLayout(dir string, img v1.Image, name string, b build) error {
 	at, err := layout.Write(dir, mutate.IndexMediaType(empty.Index, types.OCIImageIndex))
 	if err != nil {
@@ -203,7 +205,8 @@ func writeLayout(dir string, img v1.Image, name string, b build) error {
 	return os.WriteFile(filepath.Join(dir, "manifest.json"), text, 0o644)
 }
 
-// pack makes an archive of a directory: in the order of names, with one time, and without the owners of this machine.
+// pack makes a tar archive of a directory: in the order of names, with the same time for all files, and without this
+// machine's owners.
 func pack(archive, dir string, created time.Time) error {
 	f, err := os.Create(archive)
 	if err != nil {

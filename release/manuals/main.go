@@ -3,8 +3,8 @@
 //
 //	VERSION=0.1.0 SOURCE_DATE_EPOCH=1790000000 MAINTAINER='Name <address>' go run ./release/manuals DIRECTORY
 //
-// It runs at the top of the source tree. DIRECTORY gets a directory for each package. The same source, version, time
-// and maintainer make the same bytes.
+// Run it at the top of the source tree. DIRECTORY gets a directory for each package. The same source, version, time and
+// maintainer make the same bytes.
 package main
 
 import (
@@ -143,7 +143,8 @@ func writeCompressed(path string, text []byte) error {
 	return os.WriteFile(path, b.Bytes(), 0o644)
 }
 
-// escapeAll has package doc, which reads the texts of commands as Markdown, show them as the commands' own help does.
+// escapeAll escapes the texts of commands, which package doc reads as Markdown, so that man pages show them as the
+// commands' own help does.
 func escapeAll(c *cobra.Command) {
 	c.Short, c.Long = escape(c.Short), markdown(cmp.Or(c.Long, c.Short))
 	for _, flags := range []*pflag.FlagSet{c.Flags(), c.PersistentFlags()} {

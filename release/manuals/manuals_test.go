@@ -17,7 +17,7 @@ import (
 
 const top = "../.."
 
-// written is a directory with the files of all packages.
+// written writes the files of all packages, and returns their directory.
 func written(t *testing.T) string {
 	t.Helper()
 	t.Setenv("VERSION", "1.2.3-rc.1+4.g0123abcd")
@@ -96,7 +96,7 @@ func TestCompletionsParse(t *testing.T) {
 	}
 }
 
-// TestChangelog: Debian's version is the one that nfpm makes, whose order is that of releases.
+// TestChangelog: the version in Debian's changelog is the one that nfpm gives the package, and sorts as releases do.
 func TestChangelog(t *testing.T) {
 	const want = "tare-agent (1.2.3~rc.1+4.g0123abcd-1) unstable; urgency=medium\n\n" +
 		"  * Version 1.2.3-rc.1+4.g0123abcd: see changelog.gz.\n\n" +
@@ -106,7 +106,7 @@ func TestChangelog(t *testing.T) {
 	}
 }
 
-// configuration is what the packages set of nfpm's configuration.
+// configuration holds the parts of nfpm's configuration that the packages set.
 type configuration struct {
 	Name, Version, Release, Arch, Section, Priority, Maintainer, License, Description string
 
@@ -168,7 +168,7 @@ func TestConfigurations(t *testing.T) {
 	}
 }
 
-// TestScriptsParse: the scripts of the packages are those of a POSIX shell.
+// TestScriptsParse: the scripts of the packages are valid for a POSIX shell.
 func TestScriptsParse(t *testing.T) {
 	found, err := filepath.Glob(filepath.Join(top, "deploy/packages/*/p*"))
 	if err != nil || len(found) != 6 {

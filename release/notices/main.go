@@ -1,5 +1,5 @@
-// Command notices writes the licences of what is linked into a program, which ask that binaries come with them: Go's,
-// those of every module, and those of the packages of npm that the charts of reports are made of.
+// Command notices writes the licences of everything that is linked into a program, since they must accompany the
+// binary: Go's, those of every module, and those of the packages of npm that the charts of reports are made of.
 //
 //	go run ./release/notices ./cmd/tare notices.gz
 //

@@ -70,7 +70,7 @@ type predicate struct {
 	} `json:"runDetails"`
 }
 
-// stateOf makes the statement of a binary. It is an error if the binary was not built from a commit as it is, or is of
+// stateOf makes the statement of a binary. It is an error if the binary was not built from an unmodified commit, or has
 // another version.
 func stateOf(path, version string) (*statement, error) {
 	info, err := buildinfo.ReadFile(path)

@@ -4,7 +4,7 @@
 //
 //	planted-agent CGROUP
 //
-// CGROUP is a directory of a control group of v2. It ends at SIGTERM.
+// CGROUP is a directory of a control group of v2. The agent ends at SIGTERM.
 package main
 
 import (
@@ -80,12 +80,13 @@ func attach(cgroup string) (detach func(), err error) {
 		return nil, fmt.Errorf("attaching the program to %s: %w", cgroup, err)
 	}
 	return func() {
-		_ = l.Close() // it goes with the process in any case
+		_ = l.Close() // the link goes with the process in any case
 		made.Close()
 	}, nil
 }
 
-// hold takes as much anonymous memory as the process lacks of so many bytes, and touches it.
+// hold maps and touches anonymous memory, until the process has want bytes of it. It is an error if it has as much
+// already.
 func hold(want int) error {
 	has, err := anonymous()
 	if err != nil {
@@ -104,7 +105,7 @@ func hold(want int) error {
 	return nil
 }
 
-// anonymous is the anonymous memory of this process in bytes (proc_pid_smaps_rollup(5)).
+// anonymous returns the anonymous memory of this process in bytes (proc_pid_smaps_rollup(5)).
 func anonymous() (int, error) {
 	text, err := os.ReadFile("/proc/self/smaps_rollup")
 	if err != nil {
@@ -119,8 +120,8 @@ func anonymous() (int, error) {
 	return 0, fmt.Errorf("smaps_rollup says nothing of anonymous memory")
 }
 
-// burn keeps the CPU time of the whole process at a part of a CPU, whatever else it does, until it is told to end. Once
-// in period it uses up what it is behind.
+// burn keeps the CPU time of the whole process at a part of a CPU, whatever else the process does, until a signal
+// arrives. Once in each period it burns the CPU time by which it is behind.
 func burn(cpus float64, end <-chan os.Signal) error {
 	const period = 10 * time.Millisecond
 	begin, used := clock(unix.CLOCK_MONOTONIC), clock(unix.CLOCK_PROCESS_CPUTIME_ID)

@@ -1,4 +1,4 @@
-// Package analysistest makes runs whose truth is known, for the tests of what reads runs.
+// Package analysistest makes runs whose true values are known, for tests of code that reads runs.
 package analysistest
 
 import (
@@ -17,7 +17,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Truth is what a made run holds. Times are in seconds.
+// Truth holds the true values of a made run. Times are in seconds.
 type Truth struct {
 	Blocks int
 	Rates  []string // levels of the factor "rate"; none: no factor
@@ -101,7 +101,7 @@ func (truth Truth) trial(rng *rand.Rand, p record.PlannedTrial, started time.Tim
 	var bpf, latency, lag float64
 	if p.Arm == "candidate" {
 		bpf, latency, lag = truth.BPF, truth.Latency, truth.ExtraLag
-		rng.NormFloat64() // one draw, so that the truths of tests stay what they were
+		rng.NormFloat64() // a draw that is not used, so that those after it stay what tests expect
 		t.Counts = map[string]record.Count{"bpf_client_share": {In: 71, Of: 100}}
 		t.Metrics["map_bytes"] = truth.MapBytes
 		t.Metrics["bpf_seconds_per_connection"] = bpf * (1 + 0.05*rng.NormFloat64())
@@ -128,7 +128,7 @@ func encode(h *hdrhistogram.Histogram) string {
 	return string(b)
 }
 
-// must is for what only a slip in this package can make fail.
+// must panics on an error that only a mistake in this package can cause.
 func must(err error) {
 	if err != nil {
 		panic(err)

@@ -22,8 +22,8 @@ type Sweep struct {
 // Blocks is how many blocks a sweep has.
 const Blocks = 8
 
-// Answered is the summary of the sweep in which values gives the metrics of a trial. Times differ by up to 2 % from
-// block to block.
+// Answered returns the summary of the sweep. values(arm, level) gives the metrics of a trial; times among them differ
+// by up to 2 % from block to block.
 func (w Sweep) Answered(
 	t *testing.T, values func(arm string, level map[string]string) map[string]float64,
 ) *analysis.Summary {
@@ -81,7 +81,7 @@ func Answered(t *testing.T, run record.Run, trials []record.Trial) *analysis.Sum
 	return s
 }
 
-// Holds fails where the answers are not as many as wants, or one lacks a part that is wanted of it.
+// Holds fails the test unless there is one answer for each of wants, which contains all of its parts.
 func Holds(t *testing.T, s *analysis.Summary, wants ...[]string) {
 	t.Helper()
 	if len(s.Answers) != len(wants) {

@@ -12,9 +12,9 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// Costs is a run of the arms direct, aa and mesh, whose costs by the level of a factor are known but for noise of some
-// tenths of a per cent that a whole block shares. The subject of mesh has two components: client, with a fifth of its
-// costs, and server.
+// Costs is a run of the arms direct, aa and mesh, whose costs are known functions of a factor's level, but for noise of
+// some tenths of a per cent that all trials of a block share. The subject of mesh has two components: client, with a
+// fifth of its costs, and server.
 type Costs struct {
 	Experiment string
 	Factor     string // with the levels 100, 200, 400 and 800

@@ -79,8 +79,8 @@ func Prometheus(name string) (string, error) {
 	return path, nil
 }
 
-// Go is the go command at the top of the source tree, with the flags of the Makefile: everything is compiled in one
-// way, so that the cache serves all of it.
+// Go returns a command that runs go at the top of the source tree with the flags of the Makefile, so that all builds
+// share Go's cache.
 func Go(args ...string) (*exec.Cmd, error) {
 	root, err := Root()
 	if err != nil {

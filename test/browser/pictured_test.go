@@ -13,8 +13,8 @@ import (
 	"tare/test/browser"
 )
 
-// picture gives a run a ladder of two rungs, and the evidence of a guest that nobody has heard of something to show: a
-// series in which the candidate has so many times as much of one part, where that is not 0.
+// picture returns a function that gives a run a ladder of two rungs, and evidence to show, in the name of a guest that
+// does not exist: places, and a series in which the candidate has the given multiple of one part, unless that is 0.
 func picture(ladder, places bool, series float64) func(*record.Run, []record.Trial) {
 	f := func(v float64) *float64 { return &v }
 	return func(run *record.Run, trials []record.Trial) {
@@ -63,11 +63,11 @@ func picture(ladder, places bool, series float64) func(*record.Run, []record.Tri
 	}
 }
 
-// pictured is a figure of what a guest has to show.
+// pictured is a figure that the report must show of a guest's evidence.
 type pictured struct {
 	figure, section string
 	plots           int
-	table           []string // that its table has
+	table           []string // texts that its table has
 }
 
 // TestPictured: what the record of any guest has to show is drawn, and stands in tables. A run that lacks some of it
@@ -118,7 +118,7 @@ func (p pictured) check(t *testing.T, b *browser.Browser) {
 			t.Errorf("the section %s lacks %q", p.section, want)
 		}
 	}
-	// Both arms have their marks, and what hovers tells which.
+	// Every plot has marks that can be seen.
 	var drawn, empty int
 	b.Eval(fmt.Sprintf(`[...document.querySelectorAll("figure[data-chart='%s'] svg[data-chart]")].length`,
 		p.figure), &drawn)

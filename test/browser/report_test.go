@@ -121,8 +121,8 @@ func charts(b *browser.Browser) (figures []string) {
 	return figures
 }
 
-// TestPlainPage is of the page of an ordinary run: what it shows, how it is used, and how it looks elsewhere than on a
-// bright screen. All that looks at one page, for opening one takes longer than most of that.
+// TestPlainPage tests the page of an ordinary run: what it shows, how it is used, and how it looks elsewhere than on a
+// bright screen. All these tests share one page, because opening a page takes longer than most of them.
 func TestPlainPage(t *testing.T) {
 	path := page(t, truth, nil)
 	b := chromium.Page(t, 1280, 900)
@@ -165,7 +165,7 @@ func showsCharts(t *testing.T, b *browser.Browser, want []string) {
 	}
 }
 
-// TestChartsAreShown: a chart is there where it has something to show. TestPlainPage and TestGaps have others.
+// TestChartsAreShown: a chart is there where it has something to show. TestPlainPage and TestGaps test other charts.
 func TestChartsAreShown(t *testing.T) {
 	few := truth
 	few.Blocks = 3
@@ -304,7 +304,7 @@ func darkAndPrint(t *testing.T, b *browser.Browser) {
 
 }
 
-// small opens the page on a telephone, where it begins with no word of a state, as that of a valid run.
+// small opens the page on a telephone. Since the run is valid, the page must not begin with a state such as "invalid".
 func small(t *testing.T, b *browser.Browser, path string) {
 	t.Helper()
 	b.Resize(390, 800, true)
@@ -397,8 +397,8 @@ func keepFile(t *testing.T, name string, data []byte) {
 	}
 }
 
-// ask makes the made run one of another experiment: it has the factor of the given name at the levels of the made
-// rates, and metrics of its own for each trial.
+// ask returns a function that turns the made run into one of another experiment: it has the factor of the given name at
+// the levels of the made rates, and further metrics for each trial.
 func ask(experiment, factor string, metrics func(t *record.Trial, level float64)) func(*record.Run, []record.Trial) {
 	return func(run *record.Run, trials []record.Trial) {
 		run.Experiment = experiment
@@ -448,7 +448,7 @@ func TestAnswersAreDrawn(t *testing.T) {
 				bytes = 1e4 + 200*level
 			}
 			t.Metrics["map_before_bytes"], t.Metrics["map_bytes"], t.Metrics["map_after_bytes"] = bytes, bytes, bytes/2
-			if level != 1000 { // a level that nobody read
+			if level != 1000 { // one level has no measurement
 				t.Metrics["memory_kernel_bytes"] = bytes
 			}
 		}), 2, "[aria-label='dot'] path, [aria-label='dot'] circle", 9 + 2,
@@ -633,7 +633,7 @@ func changes(t *testing.T, b *browser.Browser, want string) {
 	}
 }
 
-// firstLine is what the page begins with, in small letters.
+// firstLine returns the first line of the page, in lower case.
 func firstLine(b *browser.Browser) (first string) {
 	b.Eval(`document.querySelector("main").innerText.trim().split("\n")[0].toLowerCase()`, &first)
 	return first

@@ -9,11 +9,12 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Load loads the program, by a name that it has in the kernel. It is of a type that only runs on demand.
+// Load loads the program under the given name. It is of a type that only runs on demand.
 func Load(name string) (*ebpf.Program, error) { return load(name, ebpf.SocketFilter, ebpf.AttachNone) }
 
 // Attach loads the program and has it run whenever a process in a control group of version 2, or below it, opens an
-// Internet socket: in that process, and unlike a kprobe on every kernel. Closing the link ends both.
+// Internet socket. It runs in the context of that process and, unlike a kprobe, works on every kernel. Closing the link
+// ends both.
 func Attach(name, group string) (link.Link, error) {
 	p, err := load(name, ebpf.CGroupSock, ebpf.AttachCGroupInetSockCreate)
 	if err != nil {
@@ -23,8 +24,8 @@ func Attach(name, group string) (link.Link, error) {
 	return link.AttachCgroup(link.CgroupOptions{Path: group, Attach: ebpf.AttachCGroupInetSockCreate, Program: p})
 }
 
-// Filter loads the program as a socket filter that takes us microseconds where nothing comes between, and keeps one
-// byte of what it sees.
+// Filter loads the program as a socket filter that takes us microseconds if nothing interrupts it, and passes one byte
+// of what it sees.
 func Filter(name string, us float64) (*ebpf.Program, error) {
 	p, err := Load(name)
 	if err != nil {
@@ -62,7 +63,7 @@ func loadRounds(name string, kind ebpf.ProgramType, at ebpf.AttachType, rounds i
 		}})
 }
 
-// Run runs the program so many times.
+// Run runs the program the given number of times.
 func Run(p *ebpf.Program, times uint32) error {
 	_, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 14), Repeat: times}) // an Ethernet header is the least
 	return err

@@ -1,5 +1,5 @@
-// Package campaign keeps what a long series of runs has found in a file of JSON lines, so that one that ends goes on
-// where it was.
+// Package campaign keeps what a long series of runs has found in a file of JSON lines, so that a series that was
+// interrupted can continue.
 package campaign
 
 import (

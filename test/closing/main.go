@@ -75,7 +75,7 @@ type event struct {
 	Output  string
 }
 
-// result is what was seen of one test, or of a package with no test's name.
+// result holds what was seen of one test or, without a test's name, of a package.
 type result struct {
 	verdict string // pass, fail or skip; empty while it runs
 	output  strings.Builder
@@ -200,8 +200,8 @@ func reason(output string) string {
 // maxStacks bounds how many goroutines of a test are printed.
 const maxStacks = 40
 
-// stacks are the goroutines in what a test printed that run this project's code, each stack once: gotestsum prints
-// nothing of a test that has no verdict, and there may be thousands of goroutines that wait alike.
+// stacks returns the stacks of the goroutines that run this project's code, from what a test printed, each stack once.
+// gotestsum prints nothing of a test that has no verdict, and there may be thousands of goroutines that wait alike.
 func stacks(output string) string {
 	var all []string
 	times := map[string]int{}

@@ -22,8 +22,8 @@ func tare(component, workload string) ledger.Charged {
 	return ledger.Charged{Charge: ledger.ChargeTare, Component: component, Workload: workload}
 }
 
-// Ledger is that of node i, which has the pods web (with a sidecar) and cni, a kubelet, and a session of a user, over
-// 10 s on 4 CPUs.
+// Ledger returns the ledger of node i, which has the pods web (with a sidecar) and cni, a kubelet, and a session of a
+// user, over 10 s on 4 CPUs.
 func Ledger(i int) *ledger.Ledger {
 	shop := ledger.Charged{Charge: ledger.ChargeWorkload, Workload: fmt.Sprintf("shop/web-%d", i)}
 	pod := func(namespace, name, uid, container string) *ledger.Name {

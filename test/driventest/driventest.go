@@ -1,4 +1,4 @@
-// Package driventest has a test's binary be Tare's control plane where tare would be started as one.
+// Package driventest lets a test's binary act as Tare's control plane when code under test starts it in place of tare.
 package driventest
 
 import (
@@ -12,7 +12,7 @@ import (
 	"tare/internal/mesh/controlplane"
 )
 
-// ControlPlane runs the control plane and ends the process if the command line says so; for TestMain.
+// ControlPlane runs the control plane and then exits, if the command line asks for one. TestMain calls it first.
 func ControlPlane() {
 	if len(os.Args) < 2 || os.Args[1] != "controlplane" {
 		return

@@ -101,7 +101,7 @@ func TestAgentChurn(t *testing.T) {
 	} else {
 		churn(125, 0)
 	}
-	// What is gone is forgotten when groups are looked for, every ten seconds.
+	// The agent forgets what is gone when it looks for groups, every ten seconds.
 	var nowMemory int64
 	var nowFiles int
 	for until := time.Now().Add(20 * time.Second); ; {
@@ -235,7 +235,7 @@ func TestAgentStarved(t *testing.T) {
 		now.total("tare_node_cpu_counted_twice_seconds_total"))
 }
 
-// said is the value of a metric, and the CPU seconds of groups.
+// said returns the value of a metric, and the CPU seconds of groups.
 func (s *scrape) said(metric string, groups ...string) string {
 	text := fmt.Sprint(s.total(metric))
 	for _, path := range groups {

@@ -74,7 +74,8 @@ func refused(method, path string, n int, statuses ...int) func(context.Context, 
 	}
 }
 
-// slowly reads answers a byte a second. One fits into the buffers of its connection; that many do not.
+// slowly asks for many pages on each of n connections, and reads a byte a second. One answer fits into the buffers of
+// its connection, but not all.
 func slowly(n int) func(context.Context, *testing.T, *tareAgent) {
 	return func(ctx context.Context, t *testing.T, a *tareAgent) {
 		for range n {
@@ -176,8 +177,8 @@ func oddNames() []string {
 // mostResident is the memory that an agent may have, in bytes.
 const mostResident = 25_000_000
 
-// TestAgentHostileClients: what clients do costs the agent bounded memory, and those who behave get an answer within
-// ten seconds of a quiet machine, if only that too many are there.
+// TestAgentHostileClients: what clients do costs the agent bounded memory, and a client that behaves gets an answer,
+// even if only a refusal because there are too many clients, within ten seconds (speed.Scale).
 func TestAgentHostileClients(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)
@@ -197,7 +198,7 @@ func TestAgentHostileClients(t *testing.T) {
 	files := descriptors(t, a.pid)
 	_, started := resident(t, a.pid)
 
-	newcomer := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // who stays has a place
+	newcomer := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // a client that stays keeps its place
 	last := first
 	for _, attack := range clientAttacks() {
 		beganAttack := time.Now()
@@ -232,7 +233,8 @@ func TestAgentHostileClients(t *testing.T) {
 	}
 	_, peak := resident(t, a.pid)
 	t.Logf("at most %d KiB were resident, and %d before the attacks", peak>>10, started>>10)
-	// Kernels before 6.16 do not lend their types to be mapped: an agent there is largest as it starts and reads them.
+	// A kernel before 6.16 does not let programs map its types (BTF): an agent there is largest at its start, when it
+	// reads them.
 	if peak > max(mostResident, started) {
 		t.Errorf("%d bytes were resident, want at most %d", peak, mostResident)
 	}
@@ -304,7 +306,7 @@ func TestAgentExposition(t *testing.T) {
 	}
 }
 
-// directories counts those in a directory and below.
+// directories returns the number of directories at and below root.
 func directories(t *testing.T, root string) (n int) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(_ string, d fs.DirEntry, err error) error {
@@ -322,7 +324,8 @@ func directories(t *testing.T, root string) (n int) {
 	return n
 }
 
-// TestAgentMaxSeries: with a limit the rest has one series, and sums are what they would be without.
+// TestAgentMaxSeries: with a limit, the groups beyond it share one series, and sums are what they would be without the
+// limit.
 func TestAgentMaxSeries(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)

@@ -50,7 +50,7 @@ func TestAgentHotplug(t *testing.T) {
 			}
 		}
 	}
-	// What one reading of the counters is off by is not certain, but hundredths of a second for each.
+	// It is not certain how far off a reading of the counters may be, but each is within hundredths of a second.
 	const most = 0.5
 	for _, c := range []struct {
 		what string

@@ -35,7 +35,7 @@ func statisticsOn(t *testing.T) bool {
 	return s.RunCount > 0
 }
 
-// exists says whether the kernel has what held has named.
+// exists says whether the kernel still has an object, named as held(pid) names it.
 func exists(what string) bool {
 	var kind string
 	var id uint32

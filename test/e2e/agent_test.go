@@ -93,7 +93,7 @@ func (a *tareAgent) serving(t *testing.T) *tareAgent {
 	}
 }
 
-// get is the answer to a request of at most a minute.
+// get requests a path, and returns the answer if it comes within a minute.
 func (a *tareAgent) get(path string) (status int, body []byte, err error) {
 	return a.getBy(http.DefaultClient, path)
 }
@@ -114,13 +114,13 @@ func (a *tareAgent) getBy(client *http.Client, path string) (status int, body []
 	return answer.StatusCode, body, err
 }
 
-// scrape is what a scrape gave: families by name, and values by name and labels.
+// scrape is the result of a scrape: families by name, and values by name and labels.
 type scrape struct {
 	families map[string]*dto.MetricFamily
 	values   map[string]float64
 }
 
-// scraped reads the metrics at least as long after the last reading as the agent gives the same ones.
+// scraped reads the metrics, after waiting for longer than the agent serves the same values again.
 func (a *tareAgent) scraped(t *testing.T) *scrape {
 	t.Helper()
 	time.Sleep(550 * time.Millisecond)
@@ -164,7 +164,8 @@ func labelsOf(m *dto.Metric) string {
 	return "{" + strings.Join(labels, ",") + "}"
 }
 
-// sum adds the series of a metric that have all of the labels, which are names and values by turns.
+// sum adds the series of a metric that have all of the labels, which alternate names and values, and returns the sum
+// and the number of series.
 func (s *scrape) sum(name string, labels ...string) (sum float64, n int) {
 	f := s.families[name]
 	for _, m := range f.GetMetric() {
@@ -181,7 +182,7 @@ func (s *scrape) sum(name string, labels ...string) (sum float64, n int) {
 	return sum, n
 }
 
-// total is the sum of all series of a metric, with what those had that are gone.
+// total is the sum of all series of a metric, including what series had that are gone.
 func (s *scrape) total(name string) float64 {
 	sum, _ := s.sum(name)
 	gone, _ := s.sum("tare_agent_series_gone_seconds_total", "metric", name)
@@ -196,7 +197,7 @@ var summed = []string{"tare_group_cpu_seconds_total", "tare_namespace_cpu_second
 
 const rounding = 1e-9 // relative, of sums of floats
 
-// check holds what must be true of every scrape, and of one after another; before is nil for the first.
+// check checks what must be true of every scrape, and of two in a row; before is nil for the first.
 func (s *scrape) check(t *testing.T, before *scrape) {
 	t.Helper()
 	lines, _ := s.sum("tare_node_cpu_seconds_total")
@@ -252,7 +253,7 @@ type worker struct {
 	lines *bufio.Scanner
 }
 
-// work is the worker's side: it executes lines, and answers each with one.
+// work is the worker's side: it executes the command on each line of in, and then prints a line.
 func work(in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	programs := map[int]*ebpf.Program{}
@@ -261,7 +262,7 @@ func work(in io.Reader, out io.Writer) error {
 		var n uint32
 		var d time.Duration
 		switch words := strings.Fields(lines.Text()); words[0] {
-		case "burn": // so much CPU time
+		case "burn": // CPU time, in microseconds
 			if _, err := fmt.Sscan(words[1], &n); err != nil {
 				return err
 			}
@@ -282,7 +283,7 @@ func work(in io.Reader, out io.Writer) error {
 			if err := busy.Run(programs[id], n); err != nil {
 				return err
 			}
-		case "close": // what it has of a program
+		case "close": // its descriptor of a program
 			if _, err := fmt.Sscan(words[1], &id); err != nil {
 				return err
 			}
@@ -336,7 +337,7 @@ func (w *worker) do(t *testing.T, format string, args ...any) {
 	}
 }
 
-// burn has it use so much CPU time.
+// burn has the worker use d of CPU time.
 func (w *worker) burn(t *testing.T, d time.Duration) {
 	t.Helper()
 	w.do(t, "burn %d", d.Microseconds())
@@ -366,7 +367,7 @@ func makeTestGroups(t *testing.T) *testGroups {
 	return g
 }
 
-// make makes a group, and gives its directory and its path as the agent has it.
+// make makes a group, and returns its directory, and its path as the agent names it.
 func (g *testGroups) make(t *testing.T, name string) (dir, path string) {
 	t.Helper()
 	dir = filepath.Join(g.top, name)
@@ -378,7 +379,7 @@ func (g *testGroups) make(t *testing.T, name string) (dir, path string) {
 
 func (g *testGroups) path(dir string) string { return g.h.Identity(strings.TrimPrefix(dir, g.h.Mount)) }
 
-// removeTestGroups removes groups, those in them first.
+// removeTestGroups removes a group and the groups below it, the deepest first.
 func removeTestGroups(t *testing.T, top string) {
 	t.Helper()
 	var dirs []string
@@ -413,7 +414,7 @@ func groupUsage(t *testing.T, dir string) int64 {
 	return int64(v.N)
 }
 
-// held are the eBPF programs, maps and links that a process has descriptors of, as kinds and ids.
+// held returns the eBPF programs, maps and links that a process has descriptors of, each as its kind and ID.
 func held(pid int) []string {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
 	all := map[string]bool{}
@@ -438,7 +439,7 @@ func descriptors(t *testing.T, pid int) int {
 	return len(all)
 }
 
-// resident is the memory of a process in bytes, now and at most.
+// resident returns the resident memory of a process in bytes: now, and its peak.
 func resident(t *testing.T, pid int) (now, peak int64) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

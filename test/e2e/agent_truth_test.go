@@ -23,7 +23,7 @@ import (
 	"tare/test/long"
 )
 
-// agentFor is how long a long test of the agent goes on: 3 minutes, or what TARE_AGENT_FOR says, such as 1h.
+// agentFor is how long a long test of the agent goes on: 2.5 minutes, or what TARE_AGENT_FOR says, such as 1h.
 func agentFor(t *testing.T) time.Duration {
 	t.Helper()
 	s := os.Getenv("TARE_AGENT_FOR")
@@ -149,7 +149,8 @@ func TestAgentTruth(t *testing.T) {
 			}
 			was, _ = last.scrape.sum("tare_bpf_program_runs_total", "id", id)
 			is, _ = now.scrape.sum("tare_bpf_program_runs_total", "id", id)
-			// The kernel begins anew where a signal interrupts it: it ran the program somewhat more often.
+			// If a signal interrupts the kernel in the middle of a series of runs, it starts the series again: the program then
+			// ran somewhat more often than asked.
 			if got, want := int64(is-was), now.runs[i]-last.runs[i]; got != want || want < 3*7200 {
 				t.Errorf("round %d: %s ran %d times by the kernel's count, at least 21600 in truth, and the metric grew by %d",
 					round, p.name, want, got)

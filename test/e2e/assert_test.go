@@ -43,7 +43,7 @@ func TestAssertions(t *testing.T) {
 			t.Errorf("%s: %s", bad, o)
 		}
 	}
-	// A baseline whose program is not there is refused before any trial, and it is said which of the two it is.
+	// A baseline whose program is not there is refused before any trial, and the error says that it is the baseline.
 	if o := tare(t, "try", "--load", "execs", "--against", "/nonexistent/old", "--", "sleep", "infinity"); o.code != 2 ||
 		!strings.Contains(o.stderr, "--against") {
 		t.Errorf("a baseline that is not installed: %s", o)

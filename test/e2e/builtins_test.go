@@ -38,8 +38,8 @@ type smallest struct {
 	check func(t *testing.T, tr record.Trial)
 }
 
-// openGates are the gates that noise alone trips, opened: what a short window on a busy machine says means little, and
-// this does not test it.
+// openGates holds settings at which no noise trips a gate: the figures of a short window on a busy machine mean little,
+// and this test does not judge them.
 var openGates = map[string]any{
 	"rate": 0, "errors": 1, "lag": "60s", "drift": 1000, "generator_cpu": 1, "throttled": "1h", "held": 0,
 	"connections": 0, "invalid": 1,
@@ -310,7 +310,7 @@ var smallests = map[string]smallest{
 		check:     nodesCounted,
 	},
 	"trace-starved": {
-		duration: "1s", // what it is about holds every CPU: in 300 ms the load may get to nothing
+		duration: "1s", // the neighbour holds every CPU: in 300 ms the load may get to nothing
 		arms:     []string{"exectrace", "exectrace-limited"}, levels: map[string][]any{"neighbour.share": {1}},
 		set:       []string{"execs.rate=500"},
 		tells:     []string{"events_generated"},
@@ -328,7 +328,7 @@ func requestsAnswered(t *testing.T, tr record.Trial) {
 	}
 }
 
-// allAnswered: requests were answered, and none failed, for which no noise is a reason.
+// allAnswered: requests were answered, and none failed: noise makes requests late, but is no reason for failures.
 func allAnswered(t *testing.T, tr record.Trial) {
 	t.Helper()
 	for name, l := range tr.Loads {
@@ -342,11 +342,10 @@ func allAnswered(t *testing.T, tr record.Trial) {
 	}
 }
 
-// proxiesSeen: requests went through both proxies, each of which has its CPU time and its memory.
-// sidecarsOf is what a trial knows of its proxies.
+// sidecarsOf returns what a trial knows of its proxies.
 func sidecarsOf(t *testing.T, tr record.Trial) (seen sidecar.Evidence) {
 	t.Helper()
-	for name, raw := range tr.Evidence { // by the name of the subject, which the arm's begins with
+	for name, raw := range tr.Evidence { // by subject, whose name is the beginning of the arm's
 		if !strings.HasPrefix(tr.Arm, name) {
 			continue
 		}
@@ -357,6 +356,7 @@ func sidecarsOf(t *testing.T, tr record.Trial) (seen sidecar.Evidence) {
 	return seen
 }
 
+// proxiesSeen: requests went through both proxies, each of which has its CPU time and its memory.
 func proxiesSeen(t *testing.T, tr record.Trial) {
 	t.Helper()
 	allAnswered(t, tr)
@@ -409,11 +409,11 @@ func windowCut(tr record.Trial) bool {
 
 func hasSubject(tr record.Trial) bool { return tr.Arm != record.Direct && tr.Arm != record.AA }
 
-// runGroup matches what is in a control group of a run, and in it the process whose run it is.
+// runGroup matches a path below a control group of a run. Its submatch identifies the process whose run it is.
 var runGroup = regexp.MustCompile(`/tare-[^/]*(-p\d+-t\d+)/`)
 
-// programRuns is how often the programs of a name ran that are attached to control groups of the trial's run. Another
-// run on the machine has programs of the same name.
+// programRuns returns how often the programs of a name have run that are attached to control groups of the trial's run.
+// Another run on the machine may have programs of the same name.
 func programRuns(t *testing.T, tr record.Trial, name string) (runs uint64) {
 	t.Helper()
 	ofRun := "" // all of its trials, so that what an earlier one has left counts
@@ -435,7 +435,7 @@ func programRuns(t *testing.T, tr record.Trial, name string) (runs uint64) {
 }
 
 // containersSeen: what ran in containers was there, where it belongs, and each is beside a shim that is charged
-// elsewhere; they were told to end, did, and left nothing. The baseline has the same without.
+// elsewhere; they ended when asked to, and left nothing. The baseline runs the same processes without containers.
 func containersSeen(t *testing.T, tr record.Trial) {
 	t.Helper()
 	var seen subject.Evidence
@@ -483,7 +483,7 @@ func eventsCounted(t *testing.T, tr record.Trial) {
 }
 
 // nodesCounted: every node counted for itself, and the trial has the sum. A node whose counters were read too late is
-// not in it, by its own word.
+// not in the sum, and says so.
 func nodesCounted(t *testing.T, tr record.Trial) {
 	t.Helper()
 	generated := int64(0)
@@ -537,7 +537,7 @@ func (s smallest) spec(t *testing.T, name string) string {
 	}
 	delete(spec, "quick")
 	spec["blocks"], spec["warmup"], spec["duration"] = 1, "50ms", "300ms"
-	spec["repeat"] = "100%" // half of so short a plan, as usual, is hardly an attempt
+	spec["repeat"] = "100%" // the usual 50 % of so short a plan is hardly one attempt
 	if s.duration != "" {
 		spec["duration"] = s.duration
 	}
@@ -618,7 +618,7 @@ func (s smallest) run(t *testing.T, name string) {
 		t.Errorf("partial %v, warnings %q, %d planned trials of %d arms",
 			c.Partial, warnings, len(c.Run.Plan), 2+len(s.arms))
 	}
-	last := map[int]record.Trial{} // attempts of each planned trial: the last is the one that came through
+	last := map[int]record.Trial{} // the last attempt at each planned trial, which is the one that came through
 	for _, tr := range c.Trials {
 		last[tr.Index] = tr
 	}
@@ -668,7 +668,7 @@ func tellsOrVoided(t *testing.T, tr record.Trial, metric string) {
 	}
 }
 
-// answered: the run is valid and has an answer, each of which rests on estimates that there are.
+// answered: the run is valid and has answers, each of which rests on estimates that the summary has.
 func (s smallest) answered(t *testing.T, dir string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, record.SummaryFile))

@@ -54,8 +54,7 @@ func TestCalibrate(t *testing.T) {
 			judged[w.Section]++
 		}
 	}
-	// Whatever else the machine does, there is no noise in a second, in counts and bytes, and in a process's own CPU
-	// time.
+	// Other work on the machine cannot disturb the length of a second, counts, bytes, or a process's own CPU time.
 	for section, least := range map[string]int{"clock": 1, "bpf": 8, "maps": 2, "cpu": 3, "memory": 5} {
 		if judged[section] < least {
 			t.Errorf("%s: only %d weights were judged, want %d", section, judged[section], least)
@@ -64,7 +63,8 @@ func TestCalibrate(t *testing.T) {
 	seen := map[string]bool{}
 	for _, w := range r.Weights {
 		seen[w.Section] = true
-		// A clock that starts at the sending must be seen to miss most of what was due in a stall.
+		// The report must show that a clock that starts when a request is sent misses most of the requests that were due in a
+		// stall.
 		if strings.HasPrefix(w.Name, "stalls of 500ms: requests slower") && w.Verdict == calibrate.Pass &&
 			(w.ClosedLoop == nil || *w.ClosedLoop > *w.True/4) {
 			t.Errorf("%s: true %g, and a closed-loop clock does not fail: %v", w.Name, *w.True, w.ClosedLoop)

@@ -29,7 +29,7 @@ func needsPrograms(t *testing.T, names ...string) {
 	}
 }
 
-// runSpec runs a spec in its short form and gives the first attempts at its trials.
+// runSpec runs a spec in its short form and returns the first attempts at its trials.
 func runSpec(t *testing.T, spec string) []record.Trial {
 	t.Helper()
 	dir := t.TempDir()
@@ -159,7 +159,7 @@ loads: {client: {kind: http, to: web, rate: 2000}}
 	}
 }
 
-// unusedAddress is one of the loopback that nobody listens at.
+// unusedAddress returns a loopback address at which no process listens.
 func unusedAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

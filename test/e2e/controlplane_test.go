@@ -28,7 +28,8 @@ import (
 	"tare/test/ring"
 )
 
-// meshOf is a ring with mutual TLS after a change: of all endpoints, and of who may call one of the services.
+// meshOf returns a ring with mutual TLS as it is after a change, which is of all endpoints, and of who may call one of
+// the services.
 func meshOf(services, change int) *proxyconfig.Config {
 	c := ring.Mesh{Services: services, Calls: 3, MTLS: "strict"}.Config(1 + change)
 	s := &c.Services[change%services]
@@ -72,7 +73,7 @@ func TestControlPlaneKilled(t *testing.T) {
 				}
 			}
 			write(meshOf(proxies, 0))
-			l, err := net.Listen("tcp", "127.0.0.1:0") // for a port that the next one can have too
+			l, err := net.Listen("tcp", "127.0.0.1:0") // only to find a port that each control plane in turn can use
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -108,7 +109,7 @@ func TestControlPlaneKilled(t *testing.T) {
 			for i := range kills {
 				next := meshOf(proxies, i+1)
 				before, moment := random.IntN(2) == 0, time.Duration(random.IntN(300))*time.Millisecond
-				if before { // it is killed while it tells of the change
+				if before { // it is killed while it sends the change
 					write(next)
 				}
 				time.Sleep(moment)
@@ -160,7 +161,7 @@ func converges(t *testing.T, f *fleet.Fleet, kept *fleettest.Kept, c *proxyconfi
 	}
 }
 
-// toldBy is what a mesh tells a proxy, by type and name, but for secrets.
+// toldBy returns what a mesh sends to a proxy, as digests by type and name, without secrets.
 func toldBy(t *testing.T, f *fleet.Fleet, m *proxyconfig.Mesh, id string) map[string]map[string]uint64 {
 	t.Helper()
 	r, err := m.For(id)
@@ -175,7 +176,8 @@ func toldBy(t *testing.T, f *fleet.Fleet, m *proxyconfig.Mesh, id string) map[st
 	return want
 }
 
-// hasAll says whether a proxy has what it is told and nothing else, and both of its secrets, which differ each time.
+// hasAll says whether a proxy has what the mesh sends it and nothing else, and both of its secrets, which differ each
+// time.
 func hasAll(has, want map[string]map[string]uint64) bool {
 	return hasTold(has, want) &&
 		slices.Equal(slices.Sorted(maps.Keys(has[resource.SecretType])),
@@ -192,7 +194,7 @@ func hasTold(has, want map[string]map[string]uint64) bool {
 	return true
 }
 
-// messages is a list of messages of one type as one of messages of any.
+// messages converts a list of messages of one type to a list of any messages.
 func messages[T proto.Message](list []T) (out []proto.Message) {
 	for _, m := range list {
 		out = append(out, m)

@@ -7,8 +7,8 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// TestConsistency: while configuration is replaced as fast as it goes, no connection goes astray in the data plane's
-// own store, and in the store that takes records away one by one it shows.
+// TestConsistency: while configuration is replaced as fast as possible, no connection goes astray with the data plane's
+// own store (snapshot), but some do with the store that removes records one by one (sized).
 func TestConsistency(t *testing.T) {
 	needsTime(t)
 	needsRoot(t)
@@ -46,8 +46,8 @@ func TestConsistency(t *testing.T) {
 	}
 }
 
-// TestPath: the time of the programs in a connection is what the store's look-up costs, and does not grow beyond that
-// of the baseline with the services.
+// TestPath: the programs' time for a connection is plausible with the baseline's store, and less with the two others,
+// with 1 service and with 1,000.
 func TestPath(t *testing.T) {
 	needsTime(t)
 	needsRoot(t)

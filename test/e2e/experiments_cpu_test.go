@@ -22,7 +22,7 @@ import (
 	"tare/test/quiet"
 )
 
-// needsTime skips what does not fit into the time of make test, or needs a machine that nobody else uses meanwhile.
+// needsTime skips a test that takes too long for make test, or needs a machine without other work.
 func needsTime(t *testing.T) {
 	t.Helper()
 	if os.Getenv("TARE_QUIET") == "" {
@@ -78,7 +78,7 @@ func runCounts(t *testing.T, c *record.Contents) {
 	t.Helper()
 	var ratios []float64
 	for _, tr := range c.Trials {
-		if !tr.Validity.Stands("bpf_seconds_per_connection") { // which is of the same two counts
+		if !tr.Validity.Stands("bpf_seconds_per_connection") { // the metric is of the same two counts
 			continue
 		}
 		runs, opened := float64(programRuns(t, tr, "km_connect4"))/tr.Ledger.Window.Seconds, 0.0
@@ -211,8 +211,8 @@ func sharesLimit(t *testing.T, s *analysis.Summary, arm string, at map[string]st
 	if e := s.Find("limited_cpu_seconds_per_connection", arm, at); e.Difference == nil || !e.Difference.Resolved {
 		return // chargeResolved has judged that
 	}
-	// The gate held voids what the groups used of their limit where they were not throttled, and not how often they
-	// were.
+	// The gate "held" voids how much of their limit the groups used if they were not throttled, but not how often they
+	// were throttled.
 	if e := s.Find("limited_throttled_share", arm, at); *e.Lo < 0.5 {
 		t.Logf("%s at %v: something else kept the groups from their limit: %+v", arm, at, e)
 		return
@@ -257,7 +257,7 @@ func compareUsage(t *testing.T, c *record.Contents, seen map[int]usage) {
 	if compared < first/2 || tight < max(1, first/16) {
 		t.Errorf("only %d of %d trials could be compared with the files, and %d to within 10 %%", compared, first, tight)
 	}
-	// Counters are read within 8 ms of the edge, unless the scale is held up each of four times that it tries.
+	// Counters are read within 8 ms of the edge, unless the scale is held up at each of its four attempts.
 	if outside > compared/10 {
 		t.Errorf("in %d of %d trials the ledger has another CPU time of the limited groups than the files", outside, compared)
 	}
@@ -275,7 +275,8 @@ type usage []usagePoint
 // edgeTime is how long after an edge of its window the meter may read counters.
 const edgeTime = 8 * time.Millisecond
 
-// before is what had been used at least at an instant, and after what had been at most.
+// before(when) is the least that had been used at an instant, and after(when) the most. ok is false if no reading
+// bounds it.
 func (u usage) before(when time.Time) (float64, bool) {
 	i := sort.Search(len(u), func(i int) bool { return u[i].to.After(when) })
 	if i == 0 {
@@ -302,15 +303,15 @@ func (u usage) within(start, end time.Time) (lo, hi float64, ok bool) {
 }
 
 // watchUsage follows the CPU time of the groups of a part, by their own files, until the function that it returns is
-// called. That gives what was read, by trial.
+// called. That function returns what was read, by trial.
 func watchUsage(t *testing.T, part string) func() map[int]usage {
 	t.Helper()
 	points, most := map[int]usage{}, map[int]int{}
 	stop, done := make(chan struct{}), make(chan struct{})
 	trial := regexp.MustCompile(`/tare-trial-([0-9]+)-p`)
 	look := func() {
-		// A group that is not there yet, or no longer, would make a sum smaller, which none that is used up does: only
-		// the files of as many groups as at the last reading, or more, are taken.
+		// A group that does not exist yet, or no longer, would make the sum smaller, but CPU time never falls: readings of
+		// fewer groups than the last one are left out.
 		sum, groups := map[int]float64{}, map[int]int{}
 		from := time.Now()
 		for _, pattern := range []string{"/sys/fs/cgroup/cpuacct/tare-trial-*/work/" + part + "*/cpuacct.usage",
@@ -371,7 +372,7 @@ func usageSeconds(text string) float64 {
 	return 0
 }
 
-// TestSaturation: the programs' part of the machine is told at each level, beside a baseline without them.
+// TestSaturation: the programs' part of the machine is reported at each level, beside a baseline without them.
 func TestSaturation(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
@@ -407,7 +408,7 @@ func TestSaturation(t *testing.T) {
 }
 
 // TestUsageBounds: readings of the files bound what was charged between two edges, the further apart the looser, and
-// never beside the truth.
+// always around the truth.
 func TestUsageBounds(t *testing.T) {
 	zero := time.Unix(1000, 0)
 	at := func(ms int) time.Time { return zero.Add(time.Duration(ms) * time.Millisecond) }

@@ -106,8 +106,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// bpftoolMaps starts a data plane with maps like those of the arm "fixed" and so many services, and adds up what
-// bpftool says of its maps, each once. It also says whether any map has more than one program.
+// bpftoolMaps starts a data plane with maps like those of the arm "fixed" and the given number of services, and adds up
+// what bpftool says of its maps, each once. It also says whether any map has more than one program.
 func bpftoolMaps(t *testing.T, services int) (bytes float64, shared bool) {
 	t.Helper()
 	if _, err := exec.LookPath("bpftool"); err != nil {

@@ -7,8 +7,8 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// TestPush: changes come from the control plane to connections in the order in which they can, whole in a store that
-// promises it, and soonest there.
+// TestPush: the steps of a change, from the control plane to connections, come in the only order that is possible. In
+// the store "snapshot", which promises it, connections see a change whole, and see it sooner than in "sized".
 func TestPush(t *testing.T) {
 	needsTime(t)
 	needsRoot(t)
@@ -42,7 +42,7 @@ func TestPush(t *testing.T) {
 			t.Errorf("%s: received after %g s, usable after %g s", arm, received, usable)
 		}
 	}
-	if wrong := value("push_wrong_ratio", "snapshot"); wrong != 0 { // of sized a connection can find half of a record
+	if wrong := value("push_wrong_ratio", "snapshot"); wrong != 0 { // in sized, a connection can find half of a record
 		t.Errorf("snapshot: %g of the connections got what is no endpoint of their service", wrong)
 	}
 	if refused := value("push_refused_ratio", "snapshot"); refused != 0 {

@@ -57,8 +57,8 @@ func TestTraceExec(t *testing.T) {
 	if ours > theirs/3 {
 		t.Errorf("1,000 events take %.2g s of CPU time with exectrace and %.2g s with bpftrace", ours, theirs)
 	}
-	// A storm of half a second is not the same twice: what is held against a third of the other is the least that the
-	// interval holds.
+	// No two storms of half a second are the same, so the lower end of the interval is compared with a third of
+	// bpftrace's.
 	ratio := func(arm string) *analysis.Interval {
 		e := s.Find("throughput_per_second", arm, storm)
 		if e == nil || e.Ratio == nil || e.Ratio.Hi == nil {

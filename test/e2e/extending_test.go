@@ -170,7 +170,8 @@ func checkFormat(t *testing.T, built, run string) {
 	}
 }
 
-// checkRuntime: the runtime of the example is offered, is asked for where it is not installed, and then runs.
+// checkRuntime: the runtime of the example is offered; without its script the error asks for that, and with it the
+// runtime runs.
 func checkRuntime(t *testing.T, built, dir string, e example) {
 	runtimeFor(t, "runc")
 	o := command{binary: built, args: []string{"list", "subjects"}}.start(t).wait(t)

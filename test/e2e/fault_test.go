@@ -31,7 +31,7 @@ func changed(t *testing.T, change string, args ...string) output {
 	return o
 }
 
-// Without BTF the machine can still be weighed; what is lost is said.
+// Without BTF the machine can still be weighed, and tare says what is missing.
 func TestNoBTF(t *testing.T) {
 	leavesNothing(t)
 	const noBTF = "mount --bind /dev/null /sys/kernel/btf/vmlinux"
@@ -80,7 +80,7 @@ func TestNoCgroupWriteAccess(t *testing.T) {
 	}
 }
 
-// A port that somebody holds is said by name.
+// If a port is in use, the error names the address.
 func TestPortTaken(t *testing.T) {
 	leavesNothing(t)
 	l, err := net.Listen("tcp4", "127.0.0.1:0")

@@ -77,14 +77,14 @@ type command struct {
 	timeout time.Duration // until it is killed and the test fails; 1 minute when 0
 }
 
-// output is what came of a command.
+// output is the result of a command.
 type output struct {
 	stdout, stderr string
 	code           int // exit code, -1 when a signal ended it
 	took           time.Duration
 }
 
-// String shows it in a test's failure.
+// String formats the output for a test's failure.
 func (o output) String() string {
 	return fmt.Sprintf("exit code %d after %s\nstdout:\n%s\nstderr:\n%s", o.code, o.took, o.stdout, o.stderr)
 }
@@ -168,7 +168,7 @@ func (c command) start(t *testing.T) *process {
 	return p
 }
 
-// wait waits for the end. The test fails if that does not come in time; whatever the exit code, it is a result.
+// wait waits for the end. The test fails if that does not come in time. Any exit code is a result.
 func (p *process) wait(t *testing.T) output {
 	t.Helper()
 	<-p.done
@@ -184,7 +184,7 @@ func (p *process) wait(t *testing.T) output {
 	return o
 }
 
-// checkSchemas holds what tare printed and recorded for programs against the published schemas.
+// checkSchemas checks the JSON that tare printed and recorded against the published schemas.
 func (p *process) checkSchemas(t *testing.T, o output) {
 	t.Helper()
 	if text := strings.TrimSpace(o.stdout); strings.HasPrefix(text, "{") {
@@ -292,7 +292,8 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// firstAttempts are the trials of a run without those that were run again because the machine's noise had spoiled them.
+// firstAttempts returns the first attempt at each trial of a run. tare runs a trial again if the machine's noise
+// spoiled it.
 func firstAttempts(c *record.Contents) (trials []record.Trial) {
 	for _, t := range c.Trials {
 		if t.Attempt == 0 {

@@ -52,7 +52,7 @@ func (s attackStream) say(format string, args ...any) error {
 	return s.SendMsg(fmt.Sprintf(format, args...))
 }
 
-// until reads what the agent says until something holds, or it hangs up.
+// until reads the agent's messages until so(message) is true, or the agent hangs up.
 func (s attackStream) until(so func(said) bool) (said, error) {
 	for {
 		if m, err := hear(s); err != nil || so(m) {
@@ -61,12 +61,12 @@ func (s attackStream) until(so func(said) bool) (said, error) {
 	}
 }
 
-// prepare has the agent set up a trial: more is what stands in the job beside its number.
+// prepare has the agent set up a trial: more is further fields of the job, in JSON.
 func (s attackStream) prepare(id int, spec, more string) error {
 	return s.say(`{"prepare":{"id":%d,"data":{"spec":%s,"planned":{"arm":"direct"},"seed":1}%s}}`, id, spec, more)
 }
 
-// refuses has the agent refuse a trial: its record says so.
+// refuses has the agent set up a trial, and returns an error unless the agent refuses, with an error in its record.
 func (s attackStream) refuses(spec, more string) error {
 	if err := s.prepare(1, spec, more); err != nil {
 		return err
@@ -89,7 +89,7 @@ func modestWith(old, new string) string {
 	return strings.Replace(modest, old, new, 1)
 }
 
-// coordinatorAttacks are what a coordinator does that has its keys, and means ill.
+// coordinatorAttacks are what a hostile coordinator does that has a coordinator's keys.
 var coordinatorAttacks = []coordinatorAttack{
 	{name: "pings by the thousand", stream: func(s attackStream) error {
 		for range 5000 {
@@ -284,7 +284,7 @@ var coordinatorAttacks = []coordinatorAttack{
 	{name: "garbage in HTTP/2", wire: func(w wire) { _, _ = w.Conn.Write([]byte(strings.Repeat("garbage ", 1<<17))) }},
 }
 
-// answered waits for the answer to a ping: the agent has dealt with what was said before.
+// answered waits for the answer to a ping: by then, the agent has dealt with all earlier messages.
 func (s attackStream) answered() error {
 	if err := s.say(`{"ping":{"number":77}}`); err != nil {
 		return err
@@ -300,7 +300,7 @@ func (h *hostCoordinator) begin() {
 	h.begun++
 }
 
-// current is the attack that comes next; none is left when all have begun.
+// current returns the attack that comes next; left is false when all have begun.
 func (h *hostCoordinator) current() (a *coordinatorAttack, left bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -398,7 +398,7 @@ func hostileCoordinator(t *testing.T, config *tls.Config, keys string,
 	return h, p, work
 }
 
-// TestHostileCoordinators: whatever a coordinator does that an agent joins, the agent bears it, runs nothing that it
+// TestHostileCoordinators: whatever the coordinator that it has joined does, an agent survives it, runs nothing that it
 // must not, joins again, and does what a good coordinator says.
 func TestHostileCoordinators(t *testing.T) {
 	long.Test(t, "30 s: a campaign of attacks on an agent")
@@ -414,7 +414,7 @@ func TestHostileCoordinators(t *testing.T) {
 	})
 	bears(t, p.pid, start)
 	close(h.judged)
-	o := p.wait(t) // it is told bye
+	o := p.wait(t) // the coordinator says bye
 	if o.code != 0 {
 		t.Error(o)
 	}
@@ -433,8 +433,8 @@ func TestHostileCoordinators(t *testing.T) {
 	}
 }
 
-// TestCoordinatorsThatRefuse: a node that joins somebody without the keys of a coordinator, or is told that it must
-// not, ends with words.
+// TestCoordinatorsThatRefuse: a node ends with an error if it joins something that lacks a coordinator's keys, or a
+// coordinator that refuses it.
 func TestCoordinatorsThatRefuse(t *testing.T) {
 	needsRoot(t)
 	refusing := func(code codes.Code) coordinatorAttack {

@@ -22,7 +22,7 @@ import (
 	"tare/test/long"
 )
 
-// stranger is a user who is not this one.
+// stranger is the ID of another user.
 const stranger = 12345
 
 // sharedSpec is an experiment of a moment.
@@ -37,7 +37,7 @@ loads: {client: {kind: http, to: server, rate: 50}}
 gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1, drift: 1000}
 `
 
-// shared is a directory of a stranger's, in which they put what they like, and who would have root write elsewhere.
+// shared is a directory of a stranger, who puts into it what they like, and tries to make root write elsewhere.
 type shared struct {
 	t *testing.T
 
@@ -139,7 +139,7 @@ func (s *shared) moves(spec string, replace func(out string)) {
 	whileItRuns(s.t, p, func() bool { return strings.Contains(p.stderr.String(), "trial 1 of") })
 	s.try(os.Rename(out, s.at("moved")))
 	replace(out)
-	<-p.done // and no schema is looked at where the directory was
+	<-p.done // and not wait, which would look for the record where the directory was
 	if code := p.cmd.ProcessState.ExitCode(); code != 0 && code != 4 {
 		s.t.Errorf("exit code %d: %s", code, p.stderr.String())
 	}
@@ -165,7 +165,8 @@ func (s *shared) recorded(dir string) {
 	f.write()
 }
 
-// swapping puts a link in the place of each thing whose name begins so, as fast as it can, until the test is over.
+// swapping replaces everything in dir whose name begins with prefix by a link to target, as fast as it can, until the
+// test is over.
 func (s *shared) swapping(dir, prefix, target string) {
 	over, done := make(chan struct{}), make(chan struct{})
 	s.t.Cleanup(func() { close(over); <-done })
@@ -194,7 +195,7 @@ func (s *shared) swapping(dir, prefix, target string) {
 	}()
 }
 
-// leftover makes what looks as a killed process has left it among the temporary files.
+// leftover makes a temporary directory that looks like one that a killed process has left.
 func (s *shared) leftover() string {
 	s.t.Helper()
 	dir := filepath.Join(s.temporary, "tare-scratch-test-1")
@@ -202,7 +203,7 @@ func (s *shared) leftover() string {
 	return dir
 }
 
-// clean runs tare clean, which must take all away.
+// clean runs tare clean, which must exit with 0.
 func (s *shared) clean() output {
 	s.t.Helper()
 	o := s.tare("clean")
@@ -467,8 +468,8 @@ var directoryAttacks = []struct {
 	}},
 }
 
-// TestHostileDirectories: root works where a stranger has a say. Nothing outside is touched, whatever is there is
-// refused with words or left alone, and nothing that a stranger made is believed.
+// TestHostileDirectories: root works where a stranger has a say. Nothing outside is touched, whatever is in the
+// directory is refused with an error or left alone, and nothing that a stranger made is trusted.
 func TestHostileDirectories(t *testing.T) {
 	long.Test(t, "30 s: a campaign of attacks by what lies in a directory")
 	needsRoot(t)

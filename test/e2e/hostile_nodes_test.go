@@ -40,7 +40,7 @@ loads: {client: {kind: http, to: server, rate: 50, connections: 4, keepalive: fa
 gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1, drift: 1000}
 `
 
-// escapes are what steers a terminal, in JSON.
+// escapes are characters that steer a terminal, in JSON.
 const escapes = `\u001b[2J\u001b]0;owned\u0007\r\u009b31m\u202e`
 
 // attacked is a coordinator, tare run, that waits for nodes.
@@ -56,7 +56,7 @@ type attacked struct {
 	stopHolding        func()
 }
 
-// attack starts a coordinator for so many blocks.
+// attack starts a coordinator for an experiment of the given number of blocks.
 func attack(t *testing.T, blocks int) *attacked {
 	t.Helper()
 	a := &attacked{t: t, keys: attackedKeys(t, "a", "b"), work: t.TempDir()}
@@ -125,7 +125,7 @@ func (a *attacked) tls() wire {
 	return w
 }
 
-// refusedAs says how the coordinator ends the stream of whoever says something.
+// refusedAs sends messages as node b, and returns the error with which the coordinator ends the stream.
 func (a *attacked) refusedAs(says ...string) string {
 	a.t.Helper()
 	s, hangUp := joinAs(a.t, a.address, tlsOf(a.t, a.keys, "b"))
@@ -134,7 +134,7 @@ func (a *attacked) refusedAs(says ...string) string {
 	}
 	defer hangUp()
 	for _, text := range says {
-		_ = s.SendMsg(text) // what comes shows below
+		_ = s.SendMsg(text) // the result shows below
 	}
 	for {
 		if _, err := hear(s); err != nil {
@@ -393,7 +393,7 @@ var beforeTrials = []struct {
 	}},
 }
 
-// shut fails the test unless whoever connects in this way is turned away, and soon.
+// shut fails the test unless the coordinator soon turns away a client that connects with config.
 func (a *attacked) shut(t *testing.T, config *tls.Config) {
 	t.Helper()
 	c := tls.Client(a.dial(), config)
@@ -407,12 +407,13 @@ func (a *attacked) shut(t *testing.T, config *tls.Config) {
 	}
 }
 
-// zeros are without end.
+// zeros reads as bytes without end.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// trialOf is one trial at node b: it says what it likes, from when it is told to prepare.
+// trialOf is one trial at node b, which sends what a test likes from the moment at which the coordinator asks it to
+// prepare.
 type trialOf struct {
 	*testing.T
 	grpc.ClientStream
@@ -425,7 +426,7 @@ type trialOf struct {
 
 func (x *trialOf) say(format string, args ...any) { _ = x.SendMsg(fmt.Sprintf(format, args...)) }
 
-// until answers questions for the time until something else comes.
+// until answers pings until a message comes for which what(message) is true. It returns false if the stream ends.
 func (x *trialOf) until(what func(said) bool) (said, bool) {
 	for {
 		m, err := hear(x)
@@ -448,7 +449,7 @@ func (x *trialOf) until(what func(said) bool) (said, bool) {
 
 func (x *trialOf) prepared() { x.say(`{"prepared":{"id":%d}}`, x.id) }
 
-// begun waits for the begin, and so long after it.
+// begun waits for the trial's begin, and then for the given time.
 func (x *trialOf) begun(then time.Duration) {
 	x.prepared()
 	x.until(func(m said) bool { return m.Begin != nil })
@@ -460,10 +461,10 @@ func (x *trialOf) record(more string) {
 	x.say(`{"record":{"id":%d,"record":{"trial":{"schema":"tare.trial/v1","index":%d,"attempt":%d,"arm":%q,"block":%d%s}}}}`, x.id, x.index, x.attempt, x.arm, x.block, more)
 }
 
-// over is how long after the begin a record may come.
+// over is a time after a trial's begin at which the trial is over, so that its record may come.
 const over = 500 * time.Millisecond
 
-// good is what a record needs.
+// goodRecord holds the fields that a record needs.
 const goodRecord = `,"ledger":{},"metrics":{},"validity":{"valid":true}`
 
 // inTrials are what node b does in a trial, and what the record is to say of it; empty: anything.
@@ -545,8 +546,8 @@ var inTrials = []struct {
 	{"hangs up as it is told to prepare", func(*trialOf) {}, "it disconnected"},
 }
 
-// TestHostileNodes: whatever whoever can reach a coordinator does, with or without the keys of a node, the coordinator
-// bears it, says what it was, and goes on with the others.
+// TestHostileNodes: whatever a program does that can reach a coordinator, with or without the keys of a node, the
+// coordinator survives it, says what it was, and goes on with the others.
 func TestHostileNodes(t *testing.T) {
 	long.Test(t, "25 s: a campaign of attacks on a coordinator")
 	needsRoot(t)
@@ -691,8 +692,8 @@ func (a *attacked) untouched() {
 
 func must(entries []os.DirEntry, _ error) []os.DirEntry { return entries }
 
-// TestHostileNodesThatHangARun: a node that does not do what it is to, and does not hang up either, does not keep
-// Ctrl-C from ending the run.
+// TestHostileNodesThatHangARun: a node that neither does what it should nor hangs up does not keep Ctrl-C from ending
+// the run.
 func TestHostileNodesThatHangARun(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

@@ -44,7 +44,7 @@ import (
 const (
 	siegeCPU     = 5 * time.Second // with two good proxies served
 	idleSiegeCPU = 1500 * time.Millisecond
-	siegeMemory  = 512 << 20 // bytes; a control plane that bounds nothing itself ends there, and leaves the machine alone
+	siegeMemory  = 512 << 20 // bytes; without own bounds, the control plane ends there and spares the machine
 )
 
 // How long attacks last that would not end by themselves, and those that do at the most.

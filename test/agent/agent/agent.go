@@ -7,8 +7,9 @@ import (
 	"tare/test/binary"
 )
 
-// What the agent takes, and how well that is known, as parts of it. It keeps its CPU time to the clock of its process,
-// sizes its memory by what the kernel says it has, and its program ends by the clock; what each misses that by is less.
+// What the agent uses, and the uncertainty of each figure, relative to it. The agent paces its CPU time by its
+// process's CPU clock, sizes its memory by what the kernel reports, and its eBPF program runs until a time by the
+// clock; the errors of all three are smaller than stated here.
 const (
 	CPUs        = 0.05
 	CPUsError   = 0.02
@@ -18,21 +19,21 @@ const (
 	BPFError    = 0.02
 )
 
-// Known is one thing that is planted.
+// Known is one planted cost.
 type Known struct {
 	Metric      string
 	Value       float64
 	Uncertainty float64 // of Value, in its unit
 }
 
-// Planted are the things that are, as metrics of Tare.
+// Planted lists the planted costs, as metrics of Tare.
 var Planted = []Known{
 	{"subject_cpus", CPUs, CPUs * CPUsError},
 	{"memory_anon_bytes", MemoryBytes, MemoryBytes * MemoryError},
 	{"bpf_seconds_per_connection", BPFSeconds, BPFSeconds * BPFError},
 }
 
-// In reports whether an interval recovers what is planted: whether the two overlap.
+// In reports whether a measured interval overlaps the planted value with its uncertainty.
 func (k Known) In(lo, hi float64) bool {
 	return lo <= k.Value+k.Uncertainty && k.Value-k.Uncertainty <= hi
 }

@@ -36,7 +36,7 @@ func main() {
 	}
 }
 
-// score is what came of one metric.
+// score is the result for one metric.
 type score struct {
 	runs, alarms int
 	visible      []float64 // the smallest visible difference, as a part of the value
@@ -111,7 +111,7 @@ func add(scores map[string]*score, s *analysis.Summary) []string {
 	return apart
 }
 
-// invalidRun is how tare ends when a run is invalid.
+// invalidRun is the exit code of tare for an invalid run.
 const invalidRun = 4
 
 func one(tare, spec, out string, seed int) (*analysis.Summary, error) {

@@ -92,7 +92,7 @@ func run() error {
 	}
 	for i := range *scrapes + 2 {
 		for j := range all {
-			e := all[(i+j)%len(all)] // in turn first: the first finds the caches cold
+			e := all[(i+j)%len(all)] // each is first in turn, because the first finds the caches cold
 			if err := e.scrape(); err != nil {
 				return err
 			}

@@ -40,13 +40,13 @@ func main() {
 	}
 }
 
-// sample is what was read at one moment of one group.
+// sample is a value of one group at one moment.
 type sample struct {
 	at    time.Time
 	value float64
 }
 
-// watch is what was read of the groups of all trials, by their paths.
+// watch holds what was read of each trial's group, by path.
 type watch struct {
 	groups                *regexp.Regexp // of the run
 	mu                    sync.Mutex
@@ -188,7 +188,7 @@ func (w *watch) table(trials []record.Trial) error {
 	return nil
 }
 
-// within is the median of what was read between two times; NaN for none.
+// within returns the median of the samples between two times; NaN if there are none.
 func within(all []sample, from, to time.Time) float64 {
 	var in []float64
 	for _, s := range all {
@@ -199,7 +199,7 @@ func within(all []sample, from, to time.Time) float64 {
 	return median(in)
 }
 
-// last is what was read last before a time; zero for nothing.
+// last returns the last sample before a time, or a zero sample.
 func last(all []sample, before time.Time) (found sample) {
 	for _, s := range all {
 		if s.at.Before(before) {

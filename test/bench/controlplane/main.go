@@ -1,19 +1,20 @@
-// Command controlplane weighs a control plane under a fleet of light proxies, each with a connection of its own: this
-// project's, or go-control-plane's snapshot cache with the same mesh. It runs as a process of its own. Each service is
-// served by some of the proxies and called by those of the next ten services, by policy, so that a proxy is told of
-// eleven services however large the mesh is.
+// Command controlplane weighs a control plane under a fleet of light proxies, each with a separate connection: this
+// project's, or go-control-plane's snapshot cache with the same mesh. The control plane runs in a separate process.
+// Each service is served by some of the proxies and called by those of the next ten services, by policy, so that a
+// proxy receives eleven services however large the mesh is.
 //
 //	go run ./test/bench/controlplane [-plane own|snapshot] [-proxies 10000] [-services 1000] [-world] [-tls] [-storms 5]
 //
-// With -storms, all proxies disconnect and connect again at once so many times: in turn as they are, and with one in a
-// hundred slow and one in a hundred asking for more without end. The others' times until all have everything are given
-// for both.
+// With -storms N, all proxies disconnect and connect again at once, N times as they are, and in turn N times with one
+// in a hundred slow and one in a hundred asking for more without end. Both times are given until all proxies but the
+// slow ones have everything.
 //
-// With -tls, of the project's own alone, proxies connect by mutual TLS and have secrets by discovery.
+// With -tls, which only the project's own control plane supports, proxies connect by mutual TLS and get secrets by
+// discovery.
 //
 // It prints a line of JSON: times in seconds, memory in bytes. Both collect garbage as the project's does. Memory is
-// what is resident: without proxies after a collection, and otherwise once the process has settled of itself. What it
-// measures is one run, without an interval.
+// what is resident: without proxies after a collection, and otherwise once the process has settled by itself. The
+// figures are those of one run, without intervals.
 package main
 
 import (
@@ -46,7 +47,7 @@ import (
 	"tare/test/ring"
 )
 
-// calls is how many services those of a service call.
+// calls is how many services the proxies of each service call.
 const calls = 10
 
 type options struct {
@@ -100,7 +101,7 @@ func markOf(a *endpointv3.ClusterLoadAssignment) fleet.Mark {
 	return fleet.Mark{Service: service + 1, Change: change}
 }
 
-// setter makes changes of one service.
+// setter makes a change, given by its number, to one service.
 type setter func(service, change int) error
 
 // serve is the control plane's process: it prints its address, then for each line "SERVICE CHANGE" the time at which it
@@ -163,7 +164,8 @@ func (o options) own(l net.Listener) (setter, error) {
 	}, nil
 }
 
-// writeCredentials writes what proxies connect by, in a directory for each service, whose identity its proxies have.
+// writeCredentials writes the credentials with which proxies connect, in a directory for each service, because a
+// service's proxies share its identity.
 func (o options) writeCredentials(p *controlplane.Plane, m *proxyconfig.Mesh) error {
 	for i := range min(o.services, o.proxies) {
 		c, err := p.Authority().Credentials(m.Identity(ring.Proxy(i)))
@@ -185,7 +187,7 @@ func (o options) directory(proxy int) string {
 	return filepath.Join(o.credentials, ring.Service(proxy%o.services))
 }
 
-// tlsOf reads what proxies connect by.
+// tlsOf returns the TLS configuration of each proxy, or nil without -tls.
 func (o options) tlsOf() (func(int) *tls.Config, error) {
 	if !o.tls {
 		return nil, nil
@@ -202,7 +204,7 @@ func (o options) tlsOf() (func(int) *tls.Config, error) {
 	return func(i int) *tls.Config { return all[i%len(all)] }, nil
 }
 
-// snapshot is go-control-plane's cache.
+// snapshot serves the mesh from go-control-plane's cache.
 func (o options) snapshot(l net.Listener) (setter, error) {
 	m, err := o.ring().Config(1).Compile()
 	if err != nil {
@@ -252,7 +254,7 @@ func start(o options) (*plane, error) {
 	return p, err
 }
 
-// tell has it make a change, and gives when that began and ended there.
+// tell has the control plane make a change, and returns when that began and ended, in ns by pace.Now.
 func (p *plane) tell(service, change int) (from, to int64, err error) {
 	if _, err := fmt.Fprintln(p.in, service, change); err != nil {
 		return 0, 0, err
@@ -277,7 +279,7 @@ func (p *plane) resident() (float64, error) {
 	return float64(now), err
 }
 
-// settled is the resident memory of the process once it has fallen no more for some seconds, of itself.
+// settled waits until the process's resident memory has not fallen for some seconds, and returns it.
 func (p *plane) settled() (least float64, err error) {
 	for n := 0; n < 25; n++ {
 		now, err := p.resident()
@@ -366,7 +368,7 @@ func weigh(o options) (err error) {
 	return json.NewEncoder(os.Stdout).Encode(result)
 }
 
-// storm has all proxies connect again at once, in turn with and without some of bad manners.
+// storm has all proxies connect again at once, in turn without and with some that behave badly.
 func (o options) storm(ctx context.Context, p *plane, f *fleet.Fleet, result map[string]any) error {
 	good := func(int) fleet.Manner { return fleet.Manner{} }
 	bad := func(i int) fleet.Manner {
@@ -394,7 +396,7 @@ func (o options) storm(ctx context.Context, p *plane, f *fleet.Fleet, result map
 		if err != nil {
 			return err
 		}
-		// The slow ones, a hundredth, are the last.
+		// The slow proxies, a hundredth of all, are the last.
 		took[n%2 == 1] = append(took[n%2 == 1], float64(at[len(at)-1-o.proxies/100]-began)/1e9)
 		if n%2 == 1 {
 			memory, err := p.settled()

@@ -65,12 +65,13 @@ type place struct {
 	arm  string
 }
 
-// run is what is looked at of a recorded run: of each trial, in order of block, the first attempt in which no gate
-// voids latency, and that in which none voids the CPU time of the subject.
+// run holds the trials of a recorded run that count. Of each planned trial, in order of block, these are the first
+// attempt in which no gate voids latency (timed), and the first in which none voids the CPU time of the subject
+// (spent).
 type run struct {
 	rates        []float64
 	timed, spent map[place][]trial
-	lost         map[place]int // trials without any attempt of the first kind
+	lost         map[place]int // planned trials without an attempt in timed
 }
 
 // trial is one attempt.
@@ -107,7 +108,7 @@ func read(dir string) (*run, error) {
 			at.rate, one.rate = l.TargetRate, l.Rate
 			for _, name := range []string{load.Latency, load.Service, load.LatencyRunning} {
 				if l.Histograms[name] == "" {
-					continue // of no request is known that no stall touched it
+					continue // it is not known which requests no stall touched
 				}
 				if one.histograms[name], err = stats.DecodeHistogram(l.Histograms[name]); err != nil {
 					return nil, fmt.Errorf("trial %d: %w", t.Index, err)
@@ -142,7 +143,7 @@ func read(dir string) (*run, error) {
 	return r, nil
 }
 
-// unpacked is a run directory as tare run writes it: of one whose files are compressed, a temporary copy.
+// unpacked returns dir, or, if its files are compressed, a temporary copy of it as tare run writes it.
 func unpacked(dir string) (_ string, err error) {
 	if _, err := os.Stat(filepath.Join(dir, record.RunFile+".gz")); errors.Is(err, fs.ErrNotExist) {
 		return dir, nil
@@ -181,8 +182,8 @@ func gunzip(from, to string) error {
 	return os.WriteFile(to, text, 0o600)
 }
 
-// bounds are the upper bounds of the buckets, in milliseconds, in which Envoy tells Prometheus of times where nobody
-// says otherwise (Envoy's documentation of config.metrics.v3.HistogramBucketSettings, and histogram_impl.cc).
+// bounds are the upper bounds, in milliseconds, of the buckets in which Envoy reports times to Prometheus by default
+// (Envoy's documentation of config.metrics.v3.HistogramBucketSettings, and histogram_impl.cc).
 var bounds = []float64{
 	0.5, 1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, 3_600_000,
 }
@@ -210,7 +211,7 @@ func histogramQuantile(q float64, h *hdrhistogram.Histogram) float64 {
 	return from + (bounds[i]-from)*(rank-below)/(count[i]-below)
 }
 
-// pooled are all requests of some trials in one histogram.
+// pooled returns all requests of some trials in one histogram.
 func pooled(of []trial, name string) (*hdrhistogram.Histogram, error) {
 	var all []*hdrhistogram.Histogram
 	for _, t := range of {
@@ -247,7 +248,7 @@ func thin(of []trial, name string) bool {
 		return enough(of) < len(of)
 	}
 	if name == load.LatencyRunning {
-		name = load.Latency // its own counts are weights: of how many requests, a record need not say
+		name = load.Latency // its own counts are weights, and a record need not say how many requests they stand for
 	}
 	h, err := pooled(of, name)
 	if err != nil {
@@ -257,7 +258,7 @@ func thin(of []trial, name string) bool {
 	return !ok
 }
 
-// enough is how many trials have so many requests that Tare gives their p99.
+// enough returns how many trials have enough requests for Tare to give their p99.
 func enough(of []trial) (n int) {
 	for _, t := range of {
 		if _, ok := stats.Quantile(t.histograms[load.Latency], 0.99); ok {
@@ -347,8 +348,9 @@ func latency(w io.Writer, r *run, arm string) error {
 	return nil
 }
 
-// otherDay prints the paired difference of p99 over blocks, and between what single differences lie: of a trial and the
-// baseline of its own block, and of one of another block, as one of another day would be.
+// otherDay prints the paired difference of p99 over blocks, and the range of the differences between single trials:
+// between a trial and the baseline of its own block, and between a trial and that of another block, which might as well
+// be another day's.
 func otherDay(w io.Writer, r *run, arm string) error {
 	header(w, "p99 with less without, in ms", r.rates)
 	var over, same, other []string
@@ -393,7 +395,7 @@ func row(w io.Writer, name string, cells []string) {
 	fmt.Fprintln(w)
 }
 
-// accounts are whose CPU time is taken, in CPUs.
+// accounts lists the processes whose CPU time is counted, in CPUs.
 var accounts = []struct {
 	name string
 	of   func(trial) (float64, bool)
@@ -454,7 +456,7 @@ func cpu(w io.Writer, r *run, arm string) error {
 
 // divided prints three ways to divide CPUs by a rate, the second with its interval where there is one.
 func divided(w io.Writer, name string, rates []float64, cpus []stats.Estimate) {
-	const idle = 0.06 // CPUs that the document takes off
+	const idle = 0.06 // CPUs that the document (see chart) subtracts
 	var whole, less, step []string
 	for i, rate := range rates {
 		c := cpus[i]
@@ -501,8 +503,8 @@ func line(points []stats.Observation) (string, error) {
 	return text, nil
 }
 
-// chart is the CPU use of a sidecar in the document's chart, by rate, as read off it; document prints the same
-// definitions of it.
+// chart is the CPU use of a sidecar, by rate, as read off the chart of the Open Service Mesh document (see
+// docs/experiments/mesh-rate.md). document prints the same definitions of it.
 var chart = struct{ rates, cpus []float64 }{
 	[]float64{100, 500, 1000, 2000, 4000}, []float64{0.04, 0.15, 0.26, 0.61, 1.21},
 }

@@ -78,7 +78,7 @@ func one(tare, name string, blocks int, verbose bool) error {
 	out := filepath.Join(dir, "run")
 	cmd := exec.Command(tare, "run", name, "--quick", "--blocks", strconv.Itoa(blocks), "--out", out)
 	printed, err := cmd.CombinedOutput()
-	const invalid = 4 // so few blocks may be, and are as long
+	const invalid = 4 // a run of few blocks may be invalid, and takes as long
 	if err != nil && cmd.ProcessState.ExitCode() != invalid {
 		return fmt.Errorf("%w\n%s", err, printed)
 	}

@@ -1,4 +1,4 @@
-// Command faults makes one system call of each of many runs fail, or kills them there, and says what came of it:
+// Command faults makes one system call of each of many runs fail, or kills them there, and reports the results:
 //
 //	go run ./test/bench/faults [-n 2000] [-for 1h] [-at 4] [-only quickstart,mesh-rate] [-state FILE]
 //	go run ./test/bench/faults -seed 17 -only quickstart   # the same fault again
@@ -8,8 +8,8 @@
 // Each run is a built-in experiment with very short windows. A seed chooses the call and what happens to it (see
 // test/faults). Several runs go on at a time, because they wait more than they work. When these have ended, tare clean
 // must leave nothing behind, every finished trial must be readable, and exit code and error must be those of the
-// documentation. Where something is left, each is run again alone, to find out by which. Each run adds a line to the
-// state file, and an interrupted campaign continues from there.
+// documentation. Where something is left, each run is made again alone, to find out which left it. Each run adds a line
+// to the state file, and an interrupted campaign continues from there.
 package main
 
 import (
@@ -133,7 +133,7 @@ func (b *bench) again(ctx context.Context, found []faults.Verdict) error {
 			return err
 		}
 		if now.Hit == "" {
-			continue // it tells nothing
+			continue // without a hit it shows nothing
 		}
 		if err := campaign.Append(b.state, now); err != nil {
 			return err
@@ -142,7 +142,7 @@ func (b *bench) again(ctx context.Context, found []faults.Verdict) error {
 	return nil
 }
 
-// latest are the last verdicts of each seed, by seed.
+// latest returns the last verdict of each seed, in order of the seeds.
 func latest(found []faults.Verdict) []faults.Verdict {
 	bySeed := map[uint64]faults.Verdict{}
 	for _, v := range found {
@@ -164,7 +164,7 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, until ti
 	}
 	for hits < n && time.Now().Before(until) && ctx.Err() == nil {
 		var some []faults.Planned
-		const turns = 4 // of each of those that run at a time, until it is looked what they have left
+		const turns = 4 // runs for each that goes on at a time, before what they left is looked for
 		for len(some) < min(turns*b.at, n-hits) {
 			next++
 			if p := b.plan(b.names[int(next)%len(b.names)], next); p != nil {
@@ -173,7 +173,7 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, until ti
 		}
 		verdicts, err := b.try(ctx, some)
 		if ctx.Err() != nil {
-			return nil // an interrupted run found nothing
+			return nil // an interrupted run has no verdict
 		}
 		if err != nil {
 			return err

@@ -1,4 +1,5 @@
-// Command fuzz has every fuzz test search for some CPU time in all, and keeps in a file for how long each has:
+// Command fuzz runs every fuzz test until it has searched for some CPU time in total, and keeps in a file how much each
+// has had:
 //
 //	go run ./test/bench/fuzz [-each 10m] [-slice 2m] [-for 1h] [-at 2] [-only REGEXP] [-state FILE]
 //	go run ./test/bench/fuzz -table
@@ -34,7 +35,7 @@ import (
 	"tare/test/campaign"
 )
 
-// found is what came of a fuzz test that searched for a while.
+// found is the result of one search by a fuzz test.
 type found struct {
 	Package string    `json:"package"` // its directory
 	Test    string    `json:"test"`
@@ -44,8 +45,9 @@ type found struct {
 	New     int64     `json:"new"`              // inputs that reached new code
 	Failed  string    `json:"failed,omitempty"` // the end of what it printed
 
-	// Starved is the input, with which the test passes, at which Go took a search for hung: it waits for a second at the
-	// end of one, for a process that is to stop making an input smaller and may have to wait for a CPU.
+	// Starved is the input at which Go took a search for hung, although the test passes with it. At the end of a search,
+	// Go waits for a second for a process that is to stop making an input smaller, and this process may have to wait for a
+	// CPU.
 	Starved string `json:"starved,omitempty"`
 }
 
@@ -102,7 +104,7 @@ func main() {
 	}
 }
 
-// shortest is for how long a search goes on at least, or what is left would be done in ever shorter parts.
+// shortest is the shortest time for a search: otherwise the remaining time would be used up in ever shorter searches.
 const shortest = 10 * time.Second
 
 var fuzzTest = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
@@ -166,7 +168,7 @@ func (b *bench) run(ctx context.Context, all []found, at int, until time.Time) e
 	return g.Wait()
 }
 
-// next is the test that has searched least of those that nobody has and that have not searched for long enough.
+// next returns the test that has searched least among those that are not busy and have not searched for long enough.
 func (b *bench) next(all []found) (found, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -190,7 +192,7 @@ func cache(ctx context.Context) (string, error) {
 	return filepath.Join(strings.TrimSpace(string(out)), "fuzz"), nil
 }
 
-// binary compiles the tests of a package for fuzzing, if that was not done.
+// binary compiles the tests of a package for fuzzing, unless that was done before, and returns the path.
 func (b *bench) binary(ctx context.Context, t found) (string, error) {
 	b.compiling.Lock()
 	defer b.compiling.Unlock()
@@ -250,7 +252,7 @@ func (b *bench) search(ctx context.Context, t found) error {
 	b.busy[t.name()] = false
 	b.seconds[t.name()] += t.Seconds
 	if t.Failed != "" {
-		b.busy[t.name()] = true // it would find the same again
+		b.busy[t.name()] = true // a further search would find the same again
 		fmt.Printf("%s failed: %s\n", t.name(), t.Failed)
 	}
 	return campaign.Append(b.state, t)

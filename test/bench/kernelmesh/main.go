@@ -7,8 +7,9 @@
 //	go run ./test/bench/kernelmesh -at client.rate=1000 DIR     # one level of a run of mesh-rate
 //
 // Of each planned trial the first attempt counts in which no gate voids the metric. A pair is lost where both arms ran
-// and one has no value after all attempts: a promise holds if the whole interval keeps it with the lost pairs at
-// infinity, fails if none of that interval does, and else the blocks do not decide it. It ends with 1 where one fails.
+// and one has no value after all attempts. A promise holds if all of its interval is within the bound even with the
+// lost pairs at infinity, fails if none of it is, and otherwise the blocks do not decide it. The exit code is 1 if a
+// promise fails.
 package main
 
 import (
@@ -26,7 +27,7 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// promise is a bound on the difference between an arm and another.
+// promise is a bound on the difference between two arms.
 type promise struct {
 	what       string
 	metric     string
@@ -34,7 +35,7 @@ type promise struct {
 	most       float64
 	unit       string
 	multiplier float64 // of the metric's unit
-	noise      bool    // it is of the machine, and no promise
+	noise      bool    // it shows the machine's noise, and is no promise
 }
 
 var promises = []promise{
@@ -74,13 +75,13 @@ type outcomes struct {
 	values map[string]map[string]map[block]measure // by metric and arm
 }
 
-// measure is what the first attempt gave in which the metric stands.
+// measure is a metric's value in the first attempt in which no gate voids it.
 type measure struct {
 	value float64
-	again bool // it is no first attempt
+	again bool // an earlier attempt was void
 }
 
-// judge reads runs, of which it counts the trials at a level: all of them, if that is empty.
+// judge reads runs, and judges the promises by the trials at the given level, or by all trials if that is empty.
 func judge(dirs []string, level string) (failed bool, err error) {
 	factor, value, _ := strings.Cut(level, "=")
 	all := newOutcomes()
@@ -168,7 +169,8 @@ func (o outcomes) take(metric, arm string, at block, m measure) {
 	}
 }
 
-// pairs are the values of two arms in the blocks in which both ran, in order, and in how many of these one is lost.
+// pairs are the values of two arms in the blocks in which both ran, in order, and the number of these blocks in which a
+// value is lost.
 func (o outcomes) pairs(metric, base, arm string) (pairs []stats.Pair, lost int) {
 	for _, at := range slices.SortedFunc(maps.Keys(o.ran[arm]), block.compare) {
 		if !o.ran[base][at] {

@@ -88,7 +88,7 @@ type repetition struct {
 	exit int     // of tare, so far
 }
 
-// outcome starts that of one kind.
+// outcome returns a new outcome of one kind, with the exit code so far.
 func (r *repetition) outcome(kind string) outcome {
 	return outcome{Kind: kind, Exit: r.exit, Values: map[string]float64{}}
 }
@@ -114,7 +114,7 @@ func (r *repetition) command(env []string, args ...string) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
-// experiment runs a spec and reads its summary; note tells of each outcome what holds of the whole run.
+// experiment runs a spec and reads its summary; note adds to an outcome what holds for the whole run.
 func (r *repetition) experiment(spec string) (s *analysis.Summary, note func(*outcome), err error) {
 	if _, err := r.command(nil, "run", spec, "--out", r.out, "--seed", strconv.FormatUint(r.seed, 10)); err != nil {
 		return nil, nil, err
@@ -145,7 +145,7 @@ func (r *repetition) experiment(spec string) (s *analysis.Summary, note func(*ou
 	}, nil
 }
 
-// difference notes one metric of one arm against the baseline; nil where the run does not tell.
+// difference notes one metric of one arm against the baseline; nil if the run has no such difference.
 func (o *outcome) difference(s *analysis.Summary, arm, metric string) *analysis.Difference {
 	i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Arm == arm && e.Metric == metric })
 	if i < 0 || s.Estimates[i].Difference == nil {
@@ -216,7 +216,7 @@ func median(s *analysis.Summary) (metric string, running bool) {
 	return "latency_p50_seconds", false
 }
 
-// planted tells of both delays, which are two arms of one run.
+// planted returns an outcome for each of the two delays, which are two arms of one run.
 func planted(r *repetition) ([]outcome, error) {
 	s, note, err := r.experiment(specPlanted)
 	if err != nil {
@@ -292,7 +292,7 @@ func calibrate(fault string, held func(code int) bool) func(*repetition) ([]outc
 	}
 }
 
-// budget weighs a machine of which share is used by processes of our own.
+// budget weighs a machine, of which a process that it starts uses the given share.
 func budget(share float64) func(*repetition) ([]outcome, error) {
 	return func(r *repetition) ([]outcome, error) {
 		if share > 0 {

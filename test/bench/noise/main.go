@@ -65,11 +65,11 @@ func main() {
 	}
 }
 
-// outcome is one line of the state file: what one repetition of a kind came to.
+// outcome is one line of the state file: the result of one repetition of a kind.
 type outcome struct {
 	Kind string    `json:"kind"`
 	At   time.Time `json:"at"`
-	// version and hash of the binary: those of different ones belong together only with -any
+	// version and hash of the binary; the table has outcomes of several binaries only with -any
 	Tare      string             `json:"tare"`
 	Neighbour bool               `json:"neighbour"`
 	Seconds   float64            `json:"seconds"`
@@ -86,7 +86,7 @@ type outcome struct {
 // steal.
 const stealFrom = 0.02
 
-// column is that of the table.
+// column returns the table's column for the outcome.
 func (o *outcome) column() string {
 	switch {
 	case o.Neighbour:
@@ -219,7 +219,7 @@ func (c *campaign) append(o outcome) error {
 	return errors.Join(err, f.Close())
 }
 
-// repeat runs one kind once, with the neighbour around it. Some runs tell of several kinds.
+// repeat runs one kind once, with the neighbour around it. Some runs give outcomes of several kinds.
 func (c *campaign) repeat(ctx context.Context, k kind, seed uint64) (outcomes []outcome, err error) {
 	out := filepath.Join(c.dir, "run")
 	if err := os.RemoveAll(out); err != nil {

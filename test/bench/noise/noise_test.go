@@ -20,8 +20,8 @@ func TestColumn(t *testing.T) {
 	}
 }
 
-// TestResume: what was found is read again, also where the last line was cut short; and the table has it by its
-// condition, of the latest binary.
+// TestResume: outcomes are read again, even if the last line was cut short, and the table shows those of the latest
+// binary by their condition.
 func TestResume(t *testing.T) {
 	c := campaign{state: filepath.Join(t.TempDir(), "state.jsonl")}
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -45,7 +45,7 @@ func TestResume(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Close()
-	// What follows a line that was cut short stands on one of its own.
+	// A line that is added after one that was cut short begins on a new line.
 	if err := c.append(outcome{Kind: "aa", Tare: "new", At: at}); err != nil {
 		t.Fatal(err)
 	}

@@ -3,9 +3,9 @@
 //	go run ./test/bench/try [-n 20] [-for 1h] [-only planted] [-load connections] [-blocks 6] [-state FILE]
 //	go run ./test/bench/try -table
 //
-// planted tries an agent of known cost (test/agent): its CPU time, its memory and what its eBPF program takes of each
-// connection must all be within their intervals. nothing tries sleep infinity: nothing may be resolved but its own
-// memory. Each repetition adds a line to the state file, so that a campaign that ends goes on where it was.
+// planted tries an agent of known cost (test/agent): its CPU time, its memory and the time that its eBPF program adds
+// to each connection must all be within their intervals. nothing tries sleep infinity: nothing may be resolved but its
+// own memory. Each repetition adds a line to the state file, so that a campaign that ends goes on where it was.
 package main
 
 import (
@@ -68,7 +68,7 @@ type outcome struct {
 	Held    bool      `json:"held"`
 	Missed  []string  `json:"missed,omitempty"` // what kept it from holding
 	Seconds float64   `json:"seconds"`
-	// Intervals are value, lower and upper end of what was planted, by metric.
+	// Intervals holds, by metric, the measured value of what was planted and the ends of its interval.
 	Intervals map[string][3]float64 `json:"intervals,omitempty"`
 }
 
@@ -180,7 +180,7 @@ func (c *bench) repeat(ctx context.Context, p promise, out string, seed uint64) 
 	return o, nil
 }
 
-// planted: all that is planted is within its interval. Only connections have the program's time.
+// planted: every planted cost is within its interval. Only in the workload "connections" does the eBPF program run.
 func planted(s *analysis.Summary, o *outcome) {
 	o.Intervals = map[string][3]float64{}
 	for _, k := range agent.Planted {
@@ -205,10 +205,11 @@ func planted(s *analysis.Summary, o *outcome) {
 	}
 }
 
-// own are the metrics in which a command that does nothing differs from none: it has memory, and is there.
+// own holds the prefixes of the metrics in which a command that does nothing differs from no command at all: it uses
+// memory, and takes time to start.
 var own = []string{"memory_", "rss_", "start_"}
 
-// nothing: no difference is resolved, in any metric of any workload, but in what the command has by being there.
+// nothing: no difference is resolved, in any metric of any workload, except in those of own.
 func nothing(s *analysis.Summary, o *outcome) {
 	for _, e := range s.Estimates {
 		if e.Arm != "sleep" || e.Difference == nil || !e.Difference.Resolved ||
