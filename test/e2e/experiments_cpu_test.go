@@ -275,8 +275,7 @@ type usage []usagePoint
 // edgeTime is how long after an edge of its window the meter may read counters.
 const edgeTime = 8 * time.Millisecond
 
-// before(when) is the least that had been used at an instant, and after(when) the most. ok is false if no reading
-// bounds it.
+// before and after return the least and the most that had been used at an instant; false if no reading bounds it.
 func (u usage) before(when time.Time) (float64, bool) {
 	i := sort.Search(len(u), func(i int) bool { return u[i].to.After(when) })
 	if i == 0 {

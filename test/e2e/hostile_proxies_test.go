@@ -68,19 +68,19 @@ type proxyAttack struct {
 	name    string
 	mtls    bool     // proxies must prove who they are
 	idle    bool     // next to nothing is sent, and it must cost next to nothing
-	ends    bool     // by itself: what it expects can be late
-	stays   bool     // until the control plane has ended
-	flags   []string // more of the control plane
+	ends    bool     // it ends by itself: what it waits for can be late
+	stays   bool     // it goes on until the control plane has ended
+	flags   []string // further flags of the control plane
 	changes int      // of the configuration, while it lasts; 0: one
 	do      func(s *siege)
 }
 
-// TestHostileProxies: whatever a proxy does, with or without a certificate, the control plane bears it, tells the
+// TestHostileProxies: whatever a proxy does, with or without a certificate, the control plane survives it, sends the
 // others what they are to have meanwhile and afterwards, and ends in order.
 func TestHostileProxies(t *testing.T) {
 	long.Test(t, "15 s: a campaign of attacks on a control plane")
 	leavesNothing(t)
-	busy, idle := make(chan struct{}, 3), make(chan struct{}, 8) // so many at a time
+	busy, idle := make(chan struct{}, 3), make(chan struct{}, 8) // how many at a time
 	var all sync.WaitGroup
 	for i, a := range proxyAttacks {
 		slots := busy
@@ -296,7 +296,7 @@ func (s *siege) finish() {
 	}
 }
 
-// clusterKey is by which the API server of a cluster signs the tokens of its pods.
+// clusterKey is the key by which the API server of a cluster signs the tokens of its pods.
 var clusterKey = sync.OnceValue(func() jose.JSONWebKey {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -305,15 +305,15 @@ var clusterKey = sync.OnceValue(func() jose.JSONWebKey {
 	return jose.JSONWebKey{Key: key, KeyID: "cluster", Algorithm: string(jose.ES256), Use: "sig"}
 })
 
-// lasts says whether the attack is not over.
+// lasts says whether the attack still goes on.
 func (s *siege) lasts() bool { return s.over.Err() == nil }
 
-// credentials are those of a proxy, as its files have them.
+// credentials reads those of a proxy from its files.
 func (s *siege) credentials(proxy string) (authority.Credentials, error) {
 	return secret.Credentials(filepath.Join(s.work, "credentials", proxy))
 }
 
-// tls is TLS as a proxy.
+// tls returns the TLS configuration of a proxy.
 func (s *siege) tls(proxy string) *tls.Config {
 	return s.tlsBy(func() (authority.Credentials, error) { return s.credentials(proxy) })
 }
@@ -324,7 +324,7 @@ func (s *siege) tlsBy(own func() (authority.Credentials, error)) *tls.Config {
 	return c
 }
 
-// conn is a connection without TLS, which ends with the attack; nil: there is none to be had.
+// conn opens a connection without TLS, which ends with the attack; nil if that fails.
 func (s *siege) conn() net.Conn {
 	c, err := (&net.Dialer{}).DialContext(s.over, "tcp", s.address)
 	if err != nil {
@@ -334,7 +334,7 @@ func (s *siege) conn() net.Conn {
 	return c
 }
 
-// wire is a connection on which any bytes of HTTP/2 can be said, as the hostile proxy; false: there is none to be had.
+// wire opens a connection as the hostile proxy, on which any bytes of HTTP/2 can be sent; ok is false if that fails.
 func (s *siege) wire() (w wire, ok bool) {
 	c := s.conn()
 	if c == nil {
@@ -347,7 +347,8 @@ func (s *siege) wire() (w wire, ok bool) {
 	return w, err == nil
 }
 
-// grpc is a connection of gRPC by TLS of a kind, which may be nil. It ends with the attack.
+// grpc opens a connection of gRPC, by TLS with the given configuration or, if that is nil, without TLS. It ends with
+// the attack.
 func (s *siege) grpc(by *tls.Config) *grpc.ClientConn {
 	c := insecure.NewCredentials()
 	if by != nil {
@@ -363,14 +364,14 @@ func (s *siege) grpc(by *tls.Config) *grpc.ClientConn {
 	return cc
 }
 
-// The methods of the discovery service, and that by which certificates are asked for.
+// The methods of the discovery service, and the one that asks for a certificate.
 const (
 	worldMethod   = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
 	deltaMethod   = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
 	certifyMethod = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 )
 
-// speech is a stream of the discovery service, of a proxy that says what it likes.
+// speech is a stream of the discovery service, on which a proxy sends what it likes.
 type speech struct {
 	grpc.ClientStream
 	s *siege
@@ -395,7 +396,7 @@ func (f failed) SendMsg(any) error { return f.err }
 func (f failed) RecvMsg(any) error { return f.err }
 func (f failed) CloseSend() error  { return f.err }
 
-// stream opens a stream on a connection of its own, as the hostile proxy.
+// stream opens a stream on a new connection, as the hostile proxy.
 func (s *siege) stream(method string) *speech {
 	var by *tls.Config
 	if s.mtls {
@@ -404,7 +405,7 @@ func (s *siege) stream(method string) *speech {
 	return s.speak(s.grpc(by), method)
 }
 
-// say sends a message, and says whether that could be done.
+// say sends a message, and returns whether that succeeded.
 func (x *speech) say(m proto.Message) bool { return x.text(encodedText(m)) }
 
 func (x *speech) text(b string) bool { return x.SendMsg(b) == nil }
@@ -418,14 +419,14 @@ func encodedText(m proto.Message) string {
 	return string(b)
 }
 
-// hear waits for a response to deltas.
+// hear waits for a response on a stream of deltas; false if the stream ends.
 func (x *speech) hear() (*discoveryv3.DeltaDiscoveryResponse, bool) {
 	var text string
 	m := &discoveryv3.DeltaDiscoveryResponse{}
 	return m, x.RecvMsg(&text) == nil && proto.Unmarshal([]byte(text), m) == nil
 }
 
-// drain reads until the stream ends, and says how.
+// drain reads until the stream ends, and returns its status.
 func (x *speech) drain() codes.Code {
 	for {
 		var text string
@@ -442,20 +443,21 @@ func (x *speech) refused(want codes.Code, what string) {
 	}
 }
 
-// node is who the hostile proxy is.
+// node returns the node that the hostile proxy says it is.
 func node() *corev3.Node { return &corev3.Node{Id: hostileProxy} }
 
-// wants is a request of deltas for names of a type, none for whatever there is.
+// wants returns a request, on a stream of deltas, for the named resources of a type, or for all of them if no name is
+// given.
 func wants(url string, names ...string) *discoveryv3.DeltaDiscoveryRequest {
 	return &discoveryv3.DeltaDiscoveryRequest{Node: node(), TypeUrl: url, ResourceNamesSubscribe: names}
 }
 
-// wantsWorld is a request of the state of the world.
+// wantsWorld returns the same request on a stream of the state of the world.
 func wantsWorld(url string, names ...string) *discoveryv3.DiscoveryRequest {
 	return &discoveryv3.DiscoveryRequest{Node: node(), TypeUrl: url, ResourceNames: names}
 }
 
-// answers is the answer to a response; a reason refuses it.
+// answers returns the acknowledgement of a response or, with a reason, its rejection.
 func answers(url, nonce, reason string) *discoveryv3.DeltaDiscoveryRequest {
 	m := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: url, ResponseNonce: nonce}
 	if reason != "" {
@@ -464,7 +466,7 @@ func answers(url, nonce, reason string) *discoveryv3.DeltaDiscoveryRequest {
 	return m
 }
 
-// manyNames are n names of a length, unlike those of another round.
+// manyNames returns n names of the given length, all different from those of other rounds.
 func manyNames(n, length, round int) []string {
 	names := make([]string, n)
 	for i := range names {

@@ -28,7 +28,7 @@ import (
 	"tare/test/long"
 )
 
-// most CPU time that one command may take for a record, whatever that says.
+// mostRecordCPU is the most CPU time that one command may take for a record, whatever the record holds.
 const mostRecordCPU = 30 * time.Second
 
 // forged is a run directory that somebody else made.
@@ -68,7 +68,7 @@ func (f *forged) write() {
 	f.put(record.TrialsFile, lines.Bytes())
 }
 
-// instead writes the run and its trials, with a text in the place of another one.
+// instead writes the run and its trials, with one text in a file replaced by another.
 func (f *forged) instead(file, old, new string) {
 	f.t.Helper()
 	f.write()
@@ -101,7 +101,7 @@ func (f *forged) everyTrial(change func(t *record.Trial)) {
 	f.write()
 }
 
-// factors gives all trials factors whose levels are so long, and further metrics, and writes.
+// factors gives all trials n factors, whose levels have the given length, and further metrics, and writes.
 func (f *forged) factors(n, length, metrics int) {
 	f.t.Helper()
 	level := map[string]string{}
@@ -135,7 +135,7 @@ func (f *forged) histograms(text string) {
 	})
 }
 
-// histogram encodes one as HdrHistogram does (V2, compressed), whatever its parts say.
+// histogram encodes a histogram as HdrHistogram does (V2, compressed), even if its parts make no sense.
 func histogram(digits int32, highest int64, counts []byte) string {
 	var plain, packed bytes.Buffer
 	for _, v := range []any{int32(0x1c849303), int32(len(counts)), int32(0), digits, int64(1), highest, 1.0} {
@@ -293,7 +293,7 @@ var recordAttacks = []struct {
 		f.histograms(histogram(3, 60_000_000_000, make([]byte, 64<<20)))
 	}},
 	{"histograms with counts beyond all numbers", func(f *forged) {
-		count := append(bytes.Repeat([]byte{0xff}, 8), 0x7f) // of ZigZag LEB128
+		count := append(bytes.Repeat([]byte{0xff}, 8), 0x7f) // in ZigZag LEB128
 		f.histograms(histogram(3, 60_000_000_000, bytes.Repeat(count, 1000)))
 	}},
 	{"histograms of negative geometry", func(f *forged) {
@@ -455,7 +455,7 @@ func TestHostileRecords(t *testing.T) {
 				{"compare", good.dir, f.dir, "--anyway", "--all"},
 				{"power", f.dir, "--see", "5%"}, {"plan", f.dir, "--for", "rate=600"},
 			}
-			if !long.Enabled() { // each command at some
+			if !long.Enabled() { // each command, but for some of the attacks only
 				commands = commands[i%len(commands):][:1]
 			}
 			for _, args := range append(commands, []string{"report", f.dir, "--all", "--assert", "cpu_seconds <= +10%"},
@@ -492,8 +492,8 @@ func namesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// peak waits for the end of a process and gives the most memory that it had, in bytes, by what its status said up to
-// 5 ms before. (What wait4 tells is no less than the memory of this test as it started the process.)
+// peak waits for the end of a process, and returns the most memory that it had, in bytes, as its status said up to 5 ms
+// before the end. (The peak that wait4 reports is never less than what this test had when it started the process.)
 func peak(p *process) (bytes int64) {
 	for {
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid)) // it may have gone

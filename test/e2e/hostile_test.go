@@ -50,7 +50,8 @@ func attackedKeys(t *testing.T, nodes ...string) string {
 	return dir
 }
 
-// tlsOf is TLS by the keys of a name in a directory, in either role, for who trusts its authority.
+// tlsOf returns a TLS configuration for client or server, with the keys of a name in a directory, that trusts the
+// authority there.
 func tlsOf(t *testing.T, dir, name string) *tls.Config {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key"))
@@ -69,7 +70,7 @@ func tlsOf(t *testing.T, dir, name string) *tls.Config {
 	}
 }
 
-// expired puts a certificate that has ended, of the directory's own authority, in the place of that of a name.
+// expired replaces the certificate of a name in a directory by an expired one from the same authority.
 func expired(t *testing.T, dir, name string, use x509.ExtKeyUsage) {
 	t.Helper()
 	authority, err := tls.LoadX509KeyPair(filepath.Join(dir, "authority.pem"), filepath.Join(dir, "authority.key"))
@@ -106,7 +107,7 @@ func expired(t *testing.T, dir, name string, use x509.ExtKeyUsage) {
 // The service that nodes and coordinator speak (internal/experiment/cluster/message.go), with text for messages.
 const joinMethod = "/tare.Cluster/Join"
 
-// raw is text as it is on the wire.
+// raw is a codec for gRPC that sends and receives text as it is.
 type raw struct{}
 
 func (raw) Name() string                  { return "json" }
@@ -179,7 +180,7 @@ func joinAs(t *testing.T, address string, config *tls.Config) (grpc.ClientStream
 	return s, func() { cancel(); cc.Close() }
 }
 
-// wire is one connection on which any bytes of HTTP/2 can be said.
+// wire is one connection on which any bytes of HTTP/2 can be sent.
 type wire struct {
 	net.Conn
 	*http2.Framer
@@ -199,12 +200,12 @@ func newWire(c net.Conn, connects bool) (wire, error) {
 	return w, w.WriteSettings()
 }
 
-// begin opens the stream of the service, by its number.
+// begin opens a stream, with the given number, of the service that nodes use.
 func (w wire) begin(stream uint32, more ...hpack.HeaderField) error {
 	return w.call(stream, joinMethod, more...)
 }
 
-// call opens a stream of any method, by its number.
+// call opens a stream, with the given number, of any method.
 func (w wire) call(stream uint32, method string, more ...hpack.HeaderField) error {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
@@ -249,7 +250,7 @@ func hungUp(err error) bool {
 	return !errors.As(err, &timeout) || !timeout.Timeout()
 }
 
-// drain reads what the other side says until it hangs up or the deadline.
+// drain reads what the other side says until it hangs up or the deadline passes.
 func (w wire) drain() {
 	buf := make([]byte, 32<<10)
 	for {
@@ -271,7 +272,7 @@ func (w wire) flood(length time.Duration, say func() error) {
 	}
 }
 
-// taken is what a process has taken.
+// taken is what a process has used so far.
 type taken struct {
 	memory int64 // bytes, at the most
 	cpu    time.Duration
@@ -304,7 +305,7 @@ func used(t *testing.T, pid int) taken {
 	return u
 }
 
-// bears fails the test if the process has taken more than it may since a moment.
+// bears fails the test if the process has used more than it may, since the given reading.
 func bears(t *testing.T, pid int, since taken) {
 	t.Helper()
 	u := used(t, pid)
@@ -329,7 +330,7 @@ func noEscapes(t *testing.T, what, text string) {
 	}
 }
 
-// sideBySide calls what it is given at the same time, and waits for all.
+// sideBySide calls all functions at the same time, and waits for them.
 func sideBySide(all ...func()) {
 	var wg sync.WaitGroup
 	for _, do := range all {

@@ -34,8 +34,8 @@ import (
 	"tare/test/port"
 )
 
-// TestInjection: what a control plane's webhook adds to two pods is what makes one reach the other: their proxies,
-// Envoys that are started as the pods say, get certificates by their tokens, and the kubelet's probes come through.
+// TestInjection: with what a control plane's webhook adds to two pods, one reaches the other: their proxies, Envoys
+// that are started as the pods say, get certificates by their tokens, and the kubelet's probes come through.
 func TestInjection(t *testing.T) {
 	envoy, temporary := envoytest.Path(t), t.TempDir()
 	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -97,7 +97,7 @@ probePort: %s
 	if !roots.AppendCertsFromPEM(bundle) {
 		t.Fatalf("the bundle is none: %s", bundle)
 	}
-	// As an API server: by the name of the service.
+	// It connects as an API server does, by the name of the service.
 	apiserver := &http.Client{Timeout: time.Minute, Transport: &http.Transport{ForceAttemptHTTP2: true,
 		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "controlplane.tare-system.svc"}}}
 	defer apiserver.CloseIdleConnections()
@@ -106,7 +106,7 @@ probePort: %s
 	web.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{
 		HTTPGet: &corev1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(int32(app.Listener.Addr().(*net.TCPAddr).Port))}}}
 	var pods []*process
-	probe := "" // the kubelet's, as the pod says then
+	probe := "" // URL of the kubelet's probe, as the injected pod has it
 	for _, p := range []*corev1.Pod{web, podOf("client")} {
 		out := injected(t, apiserver, "https://"+hook+"/", p)
 		sidecar := out.Spec.Containers[len(out.Spec.Containers)-1]

@@ -107,8 +107,8 @@ func (k *killer) killMany(victim string, times int) {
 	}
 }
 
-// momentOf is how long after a victim was first seen it is killed, if it lives that long: while it begins as often as
-// at any time later.
+// momentOf returns how long after a victim was first seen it is killed, if it lives that long. For most victims, half
+// of the moments are in the first 100 ms, while they start.
 func momentOf(victim string, random *rand.Rand) time.Duration {
 	most := 2 * time.Second
 	switch {
@@ -122,8 +122,8 @@ func momentOf(victim string, random *rand.Rand) time.Duration {
 	return time.Duration(random.Float64() * float64(most))
 }
 
-// killOne starts a run and kills a victim a while after it was first seen, or after another was that came later. It
-// says when that was, and whether one was killed.
+// killOne starts a run, and kills a victim at the given time after it was first seen. If the victim ends before, the
+// time counts from when the next one like it is seen. killOne returns the time, and whether it has killed one.
 func (k *killer) killOne(victim string, after time.Duration) (at time.Duration, done bool) {
 	t := k.t
 	t.Helper()
@@ -166,7 +166,7 @@ func (k *killer) killOne(victim string, after time.Duration) (at time.Duration, 
 		t.Errorf("%s killed after %s: %s", victim, at, o)
 	}
 	before := r.remains(k.temporary)
-	for range 100 { // what a killed process started may have to notice that first
+	for range 100 { // what a killed process had started may have to notice its end first
 		if o := (command{args: []string{"clean"}, env: env}).start(t).wait(t); o.code != 0 {
 			t.Errorf("%s killed after %s: tare clean: %s", victim, at, o)
 		}
@@ -190,7 +190,7 @@ type ofRun struct {
 	pid      int
 	networks map[string]bool // network namespaces that its processes were seen in
 	ended    bool            // what is seen from now on is of others
-	holders  map[int]uint64  // the processes that were seen in these, with their start times: names are used again
+	holders  map[int]uint64  // processes seen in these, with their start times: names of namespaces are reused
 }
 
 // look finds the processes of the run by what they are.

@@ -19,7 +19,7 @@ func leavesNothing(t *testing.T) {
 	})
 }
 
-// leftSince is what has been left behind since.
+// leftSince returns what has been left behind since before was looked at.
 func leftSince(t *testing.T, before footprint.Footprint) []string {
 	t.Helper()
 	left, err := before.Left()

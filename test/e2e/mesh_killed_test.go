@@ -39,14 +39,14 @@ var meshes = []struct {
 	name       string
 	settings   string
 	components []string
-	always     bool // its control plane is killed in the short form as well: proxies are there, in their own packages
+	always     bool // in the short form too, where its control plane alone is killed: other packages kill proxies
 }{
 	{"haproxy", "subject: haproxy", []string{"proxy.client", "proxy.server"}, false},
 	{"nginx", "subject: nginx", []string{"proxy.client", "proxy.server"}, false},
 	{"envoy", "subject: envoy", []string{"proxy.client", "proxy.server", "controlplane"}, true},
 }
 
-// meshArm is one of them. What is slow on this machine is no reason to fail.
+// meshArm returns one of them as an arm, which does not fail because this machine is slow.
 func meshArm(name, settings string) string {
 	return fmt.Sprintf("%s: {%s, ready-timeout: 60s}", name, settings)
 }
@@ -121,7 +121,7 @@ type meshKiller struct {
 	random    *rand.Rand
 
 	left         map[string]int // kills to do, by component
-	failed, late map[string]int // what came of those that were done
+	failed, late map[string]int // how kills ended: trials that failed, and kills too late
 }
 
 func (k *meshKiller) total() (n int) {
@@ -131,7 +131,7 @@ func (k *meshKiller) total() (n int) {
 	return n
 }
 
-// choose is one of the components that are still to be killed.
+// choose returns one of the components that are still to be killed.
 func (k *meshKiller) choose() string {
 	var all []string
 	for c, n := range k.left {
@@ -204,7 +204,7 @@ func (k *meshKiller) run(blocks int) {
 	}
 }
 
-// judge holds what the record says of the trials against what was killed in them.
+// judge compares what the record says of the trials with what was killed in them.
 func (k *meshKiller) judge(out string, blocks int, killed map[string]int, o output) {
 	t := k.t
 	t.Helper()
@@ -246,7 +246,7 @@ func (k *meshKiller) judge(out string, blocks int, killed map[string]int, o outp
 	}
 }
 
-// componentsOf are the processes of a run that belong to components of its subject.
+// componentsOf returns the processes of a run that belong to components of its subject.
 func componentsOf(r ofRun) map[string][]int {
 	found := map[string][]int{}
 	pids, _ := proc.FS{}.PIDs()
@@ -258,7 +258,7 @@ func componentsOf(r ofRun) map[string][]int {
 	return found
 }
 
-// component is that of a process of the run's subject, by its control group; empty for any other.
+// component returns the component of a process of the run's subject, by its control group; empty for any other process.
 func (r *ofRun) component(pid int) string {
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil || !strings.Contains(string(groups), r.tag) {

@@ -53,7 +53,7 @@ func microvm(t *testing.T) ociRuntime {
 		[]string{"TARE_MICROVM_KERNEL=" + slices.Max(kernels), "TARE_MICROVM_ACCEL=tcg"}}
 }
 
-// peers are microvm and runc, which are to do the same.
+// peers returns microvm and runc, which are to do the same.
 func peers(t *testing.T) []ociRuntime {
 	t.Helper()
 	runc, err := exec.LookPath("runc")
@@ -252,7 +252,7 @@ func ociBundle(t *testing.T, id, script string, change func(*specs.Spec)) string
 	return dir
 }
 
-// groupsOf is the path of the control group that those of a container are below.
+// groupsOf returns the path of the control group below which those of a container are.
 func groupsOf(id string) string { return "/" + id + "-groups" }
 
 // removeGroups removes empty control groups of a test in every hierarchy.
@@ -499,8 +499,8 @@ func TestMicrovmLikeRunc(t *testing.T) {
 	}
 }
 
-// TestMicrovmStreams: standard input to its end, output and errors apart, a signal that is passed on, and the exit
-// code.
+// TestMicrovmStreams: the container gets standard input to its end and the signal that the runtime gets; output and
+// errors come separately, and the exit code is the container's.
 func TestMicrovmStreams(t *testing.T) {
 	t.Parallel()
 	r := microvm(t)
@@ -534,8 +534,8 @@ func TestMicrovmStreams(t *testing.T) {
 	}
 }
 
-// TestMicrovmSharesToRead: what the bundle has for reading alone virtiofsd cannot write either, whatever the guest's
-// kernel would have it do.
+// TestMicrovmSharesToRead: not even virtiofsd can write what the bundle shares for reading, whatever the guest's kernel
+// asks it to do.
 func TestMicrovmSharesToRead(t *testing.T) {
 	t.Parallel()
 	r := microvm(t)
@@ -574,8 +574,8 @@ func TestMicrovmSharesToRead(t *testing.T) {
 	}
 }
 
-// TestMicrovmPacked: without virtiofsd the root is packed into the guest's memory. A container that was created and not
-// started can be deleted, and its output was not begun. A program that is not there is found at create.
+// TestMicrovmPacked: without virtiofsd the root is packed into the guest's memory. A container that was created but not
+// started can be deleted, and has printed nothing. If its program does not exist, create fails.
 func TestMicrovmPacked(t *testing.T) {
 	long.Test(t, "a virtual machine whose root is in its memory: 20 s")
 	t.Parallel()
@@ -768,7 +768,7 @@ func TestMicrovmPlaces(t *testing.T) {
 		}
 	}
 	if v1 {
-		// The document's riddle: CPU in the pod, memory in kata_overhead.
+		// As docs/sandbox-published.md reports of Kata: CPU time in the pod, memory in kata_overhead.
 		inPod, inOverhead := charged(t, "memory"+sandbox+"/memory.usage_in_bytes"),
 			charged(t, "memory"+overhead+"/memory.usage_in_bytes")
 		cpu := charged(t, "cpuacct"+sandbox+"/cpuacct.usage")
@@ -812,8 +812,8 @@ func charged(t *testing.T, name string) int {
 	return numberIn(t, "/sys/fs/cgroup/"+name)
 }
 
-// TestMicrovmKilled: whatever of a sandbox is killed, and whenever, 'tare clean' removes the rest. TARE_KILLS is how
-// often each is killed.
+// TestMicrovmKilled: whichever process of a sandbox is killed, and whenever, 'tare clean' removes the rest. TARE_KILLS
+// is how often each is killed.
 func TestMicrovmKilled(t *testing.T) {
 	long.Test(t, "8 s and more: what a virtual machine consists of is killed")
 	r := microvm(t)
@@ -836,7 +836,7 @@ func TestMicrovmKilled(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
-	whole := time.Second // from the beginning until it runs, as the last one took
+	whole := time.Second // how long the last one took from its start until it ran
 	for i := range len(victims) * times {
 		victim := victims[i%len(victims)]
 		out, err := os.Create(filepath.Join(bundle, "output"))
@@ -846,7 +846,7 @@ func TestMicrovmKilled(t *testing.T) {
 		cmd := r.command(t, "run", "--bundle", bundle, id)
 		cmd.Stdout, cmd.Stderr = out, out
 		if victim == "runtime" {
-			// Only a sandbox of a run that has ended is nobody's when its shim goes on.
+			// A sandbox whose shim goes on is left over only if its run has ended.
 			cmd.Env = append(cmd.Env, "TARE_RUN=tare-test-p2147483646-t1")
 		}
 		began := time.Now()
@@ -869,7 +869,7 @@ func TestMicrovmKilled(t *testing.T) {
 			if running && i < 4 {
 				whole = min(time.Since(began), time.Minute)
 			}
-			// The first of each is killed while it runs, the others at a random moment from which on there is one.
+			// The first four are killed once the container runs, the others at a random moment, or as soon as there is a victim.
 			if i < 4 && !running || time.Since(began) < moment {
 				continue
 			}
@@ -907,7 +907,7 @@ func TestMicrovmKilled(t *testing.T) {
 	}
 }
 
-// TestMicrovmPanics: a guest whose kernel panics ends, and what its kernel said is told.
+// TestMicrovmPanics: a guest whose kernel panics ends, and the error shows what the kernel printed.
 func TestMicrovmPanics(t *testing.T) {
 	long.Test(t, "a virtual machine that panics: 10 s")
 	t.Parallel()

@@ -59,7 +59,7 @@ func agents(t *testing.T, coordinator int) map[string]int {
 	return found
 }
 
-// underWay says whether an agent has the load's group of that trial.
+// underWay says whether an agent has the control group of the load in that trial.
 func underWay(agent, trial int) bool {
 	group := fmt.Sprintf("tare-trial-%d-p%d-*/work/storm", trial, agent)
 	return slices.ContainsFunc([]string{"", "*"}, func(hierarchy string) bool {
@@ -133,7 +133,7 @@ func TestLocalNodes(t *testing.T) {
 			if tr.Arm == "exectrace" {
 				delivered += *e.Delivered
 			}
-			// Nodes of one machine share its clock: what is found must be nothing, within its own error.
+			// Nodes of one machine share its clock: the offset that is found must be 0 within its stated error.
 			if off := *n.ClockOffset; max(off, -off) > *n.ClockError {
 				t.Errorf("the clock of %s is %d ns ahead, to %d", n.Name, off, *n.ClockError)
 			}
@@ -158,7 +158,7 @@ func TestLocalNodes(t *testing.T) {
 	}
 }
 
-// TestNodeFailures: what becomes of one node in mid-run costs its part of that trial alone.
+// TestNodeFailures: a node that fails in mid-run costs only its part of that trial.
 func TestNodeFailures(t *testing.T) {
 	t.Parallel()
 	const silence = "it has said nothing for"
@@ -200,7 +200,7 @@ func TestNodeFailures(t *testing.T) {
 			leavesNothing(t)
 			dir, temporary := filepath.Join(t.TempDir(), "out"), t.TempDir()
 			length := "1500ms"
-			if c.name == "disk full" { // before its record is written, also where this test is held up
+			if c.name == "disk full" { // so that the disk is full before the record is written, even if this test is held up
 				length = "5s"
 			}
 			p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 1, length)), "--local-nodes", "3",
@@ -220,7 +220,7 @@ func TestNodeFailures(t *testing.T) {
 			}
 			files = found[0]
 			c.harm(t, agent, p.pid, files)
-			if c.name == "disk full" { // it is mended after the first trial
+			if c.name == "disk full" { // there is room again after the first trial
 				whileItRuns(t, p, func() bool {
 					lines, _ := os.ReadFile(filepath.Join(dir, record.TrialsFile))
 					return bytes.Count(lines, []byte("\n")) > 0
@@ -247,7 +247,7 @@ func TestNodeFailures(t *testing.T) {
 				if tr.Validity.Failed != "" && !held || len(tr.Nodes) != 3 {
 					t.Fatalf("trial %d: %+v", tr.Index, tr.Validity)
 				}
-				if held { // by what else this machine does
+				if held { // by other work on this machine
 					t.Logf("trial %d: %s", tr.Index, tr.Validity.Failed)
 				}
 				harmed := tr.Index == 0 && tr.Attempt == 0 // where others held the trial up as well, it is run again
@@ -257,7 +257,7 @@ func TestNodeFailures(t *testing.T) {
 					}
 				}
 				_, sum := tr.Metrics["events_generated"]
-				// Where this test was held up, the node is gone after the window, when clocks are compared once more.
+				// If this test was held up, the node fails only after the window, when clocks are compared once more.
 				silent := c.want == silence && strings.Contains(tr.Nodes[1].Failed, "its clock could not be read within")
 				if harmed && (!strings.Contains(tr.Nodes[1].Failed, c.want) && !silent || sum ||
 					tr.Metrics["nodes_failed"] < 1 && !held) {
@@ -346,7 +346,7 @@ func TestNodesInterrupted(t *testing.T) {
 	noLinks(t, p.pid)
 }
 
-// usesNetwork are the processes in those network namespaces.
+// usesNetwork returns the processes in those network namespaces.
 func usesNetwork(t *testing.T, networks []string) []string {
 	t.Helper()
 	var who []string

@@ -78,7 +78,7 @@ func TestOwnProxy(t *testing.T) {
 	}
 }
 
-// TestBypassed: a trial fails in which loads go past the subject that is to stand in their path.
+// TestBypassed: a trial fails if its loads bypass the subject that is to stand in their path.
 func TestBypassed(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)

@@ -26,7 +26,7 @@ import (
 	"tare/test/long"
 )
 
-// plantedCommand has this binary be a proxy that does further work for each request: plantedProxy.
+// plantedCommand is the argument that makes this binary a proxy that does further work for each request (plantedProxy).
 const plantedCommand = "planted-proxy"
 
 // plantedWork is what a proxy does for a request.
@@ -39,7 +39,7 @@ type plantedWork struct {
 	program *ebpf.Program
 }
 
-// plantedUser is the function.
+// plantedUser is the function that takes time in user code.
 //
 //go:noinline
 func plantedUser(rounds int) uint64 {
@@ -67,7 +67,7 @@ func newPlantedWork(user, bpf, kernel float64) (*plantedWork, error) {
 	w := &plantedWork{}
 	const some = 100_000
 	w.rounds = int(user * some * float64(time.Microsecond) / float64(fastest(func() { w.sum += plantedUser(some) })))
-	for n := 64; kernel > 0; n += 64 { // a call takes as long as none of its bytes would, and so much for each
+	for n := 64; kernel > 0; n += 64 { // a call takes a fixed time, and some more for each byte
 		more := make([]byte, n)
 		if fastest(func() { getrandom(more) }) > time.Duration(kernel*float64(time.Microsecond)) {
 			break
@@ -97,7 +97,7 @@ func (w *plantedWork) connection() (*plantedWork, error) {
 	return &own, err
 }
 
-// do does it: the sockets are written and read, whether there is a program or not.
+// do does the work. The sockets are written and read whether there is a program or not.
 func (w *plantedWork) do() {
 	w.sum += plantedUser(w.rounds)
 	one := []byte{0}

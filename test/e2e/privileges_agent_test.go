@@ -50,7 +50,8 @@ func agentRights(t *testing.T) rightsTest {
 		return &l
 	})
 	x.more[cap.SYS_PTRACE] = func(t *testing.T, with, lacks actor) {
-		// One that may be attached anywhere, and a namespace of another user's.
+		// These may hide attachments: a program of a type that can be attached to network interfaces, and a network namespace
+		// of another process.
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_rights", Type: ebpf.SchedCLS, License: "GPL",
 			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 		if err != nil {

@@ -28,7 +28,7 @@ import (
 // Rows of the table "Which command needs what" of docs/security.md: the parts of an experiment by themselves, nodes and
 // the calibration.
 
-// ends ends a command that goes on until it is told to, and checks that it does so well.
+// ends sends SIGTERM to a command that runs until then, and checks that it exits with 0.
 func ends(t *testing.T, p *process) {
 	t.Helper()
 	p.signal(t, syscall.SIGTERM)
@@ -37,7 +37,7 @@ func ends(t *testing.T, p *process) {
 	}
 }
 
-// saidBy waits until a command has printed what the expression finds, and gives its first group.
+// saidBy waits until a command has printed what the expression matches, and returns the first submatch.
 func saidBy(t *testing.T, p *process, out *buffer, expression string) (group string) {
 	t.Helper()
 	find := regexp.MustCompile(expression)
@@ -66,7 +66,7 @@ func appsWork(t *testing.T, a actor) []string {
 	return nil
 }
 
-// loaded is what is looked at of what a load prints with --json.
+// loaded holds the field that tests look at of what a load prints with --json.
 type loaded struct{ Done int64 }
 
 // loads runs a load, in a control group where one is given, and checks that it did something.
@@ -197,7 +197,7 @@ func podWorks(t *testing.T, a actor) []string {
 	return nil
 }
 
-// nodeRights: a node does what a run does, for a coordinator that needs nothing of this machine that root has not.
+// nodeRights: a node does what a run does. Its coordinator runs as root.
 func nodeRights() rightsTest {
 	var keys string
 	node := func(address string) []string {
@@ -258,14 +258,14 @@ func calibrateRights() rightsTest {
 	}
 }
 
-// microvmBundle is a bundle of an actor's. Its control groups are below one of the test's.
+// microvmBundle makes a bundle that belongs to the actors' user. Its control groups are below one that the test makes.
 func microvmBundle(t *testing.T, id, script string) string {
 	t.Helper()
 	dir := ociBundle(t, id, script, nil)
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		return errors.Join(err, os.Lchown(path, nobody, nobody))
 	})
-	if err == nil { // and whoever looks for it passes through what the testing package has made for root alone
+	if err == nil { // the testing package makes these directories for root alone
 		err = errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755))
 	}
 	if err != nil {
@@ -287,7 +287,7 @@ func microvmRights() rightsTest {
 	var machine []string // flags
 	do := func(t *testing.T, a actor, args ...string) string {
 		t.Helper()
-		// The container has for its output what the runtime has: a pipe would stay open for as long as it lives.
+		// The container inherits the runtime's output, and a pipe would stay open for as long as the container lives.
 		inFile := append([]string{"-c", `exec "$0" "$@" > said 2>&1`, bin, "microvm"}, slices.Concat(machine, args)...)
 		o := command{binary: "/bin/sh", args: inFile, dir: a.dir, env: []string{"TMPDIR=" + a.temporary},
 			user: nobody, has: a.has, timeout: 4 * time.Minute}.start(t).wait(t)
@@ -314,7 +314,7 @@ func microvmRights() rightsTest {
 		}
 	}
 	more := map[cap.Value]func(t *testing.T, with, lacks actor){}
-	var once sync.Once // whoever has all of them has the same
+	var once sync.Once // the actor that has all of them is the same each time
 	for _, c := range []cap.Value{
 		cap.SYS_ADMIN, cap.SETPCAP, cap.CHOWN, cap.FOWNER, cap.FSETID, cap.SETGID, cap.SETUID, cap.MKNOD, cap.SETFCAP,
 	} {
@@ -329,7 +329,7 @@ func microvmRights() rightsTest {
 		refused: func(t *testing.T) [][]string {
 			for _, set := range microvm(t).env {
 				name, value, _ := strings.Cut(strings.TrimPrefix(set, "TARE_MICROVM_"), "=")
-				if name == "KERNEL" { // this tree may be where nobody else may look
+				if name == "KERNEL" { // other users may not be allowed to look into this tree
 					beside := ownDir(t)
 					if err := unix.Mount(filepath.Dir(value), beside, "", unix.MS_BIND, ""); err != nil {
 						t.Fatal(err)
@@ -347,7 +347,7 @@ func microvmRights() rightsTest {
 				machine = append(machine, "--"+strings.ToLower(name), value)
 			}
 			if _, err := os.Stat(where); errors.Is(err, fs.ErrNotExist) {
-				t.Cleanup(func() { _ = os.Remove(where) }) // it would be nobody's
+				t.Cleanup(func() { _ = os.Remove(where) }) // it would belong to the user nobody
 			}
 			id = idOf("rights")
 			bundle = microvmBundle(t, id, "sleep 1000")

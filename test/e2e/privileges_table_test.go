@@ -99,10 +99,10 @@ func named(t *testing.T, text string) (all []cap.Value) {
 	return all
 }
 
-// nameOf is a capability as messages and pages have it.
+// nameOf returns the name of a capability as messages and pages write it.
 func nameOf(c cap.Value) string { return strings.ToUpper(c.String()) }
 
-// without are all capabilities but one.
+// without returns all of the capabilities but one.
 func without(all []cap.Value, one cap.Value) []cap.Value {
 	return slices.DeleteFunc(slices.Clone(all), func(c cap.Value) bool { return c == one })
 }
@@ -129,7 +129,7 @@ func newRoot(t *testing.T, has ...cap.Value) actor {
 // nobody is the user ID of actors.
 const nobody = 65534
 
-// ownDir makes a directory of an actor's.
+// ownDir makes a directory that belongs to the actors' user.
 func ownDir(t *testing.T) string { return dirOf(t, nobody) }
 
 func dirOf(t *testing.T, user int) string {
@@ -155,7 +155,7 @@ func (a actor) run(t *testing.T, args ...string) output {
 	return a.start(t, args...).wait(t)
 }
 
-// done is run of what must end well.
+// done runs tare, which must exit with 0.
 func (a actor) done(t *testing.T, args ...string) output {
 	t.Helper()
 	o := a.run(t, args...)
@@ -178,7 +178,7 @@ func refuses(o output, lacks cap.Value) bool {
 	return o.code == int(fault.Machine) && strings.Contains(o.stderr, nameOf(lacks))
 }
 
-// wrote checks that an actor's files are those, and that no temporary ones are left.
+// wrote checks that an actor's files have these names, and that no temporary files are left.
 func (a actor) wrote(t *testing.T, names ...string) {
 	t.Helper()
 	for dir, want := range map[string][]string{a.dir: names, a.temporary: nil} {
@@ -198,17 +198,18 @@ func (a actor) wrote(t *testing.T, names ...string) {
 
 // rightsTest tests one row.
 type rightsTest struct {
-	// refused gives command lines that fail without any of the capabilities that are needed. What these commands are to
-	// work on it puts on the machine, until the end of the test.
+	// refused returns command lines that fail if one of the needed capabilities is missing. What these commands work on it
+	// sets up on the machine, until the end of the test.
 	refused func(*testing.T) [][]string
-	// works does what the command is for as one who has just what it needs, and gives the files that it wrote.
+	// works does what the command is for, as an actor that has just the capabilities that it needs, and returns the names
+	// of the files that were written.
 	works func(*testing.T, actor) (files []string)
-	// more shows for each further capability what one has who has all of them, and that who lacks this one has not, and
-	// is told so.
+	// more shows, for each further capability, what an actor with all of them can do, and that an actor without this one
+	// cannot, and is informed of that.
 	more map[cap.Value]func(t *testing.T, with, lacks actor)
-	// alone is of what would be disturbed by the tests of other rows, or disturb them.
+	// alone is set if the tests of other rows would disturb this one, or the other way round.
 	alone bool
-	// root is of what asks for user ID 0 besides capabilities; refused without it as well.
+	// root is set if the command needs user ID 0 besides capabilities, and must be refused without it.
 	root bool
 }
 
@@ -268,9 +269,10 @@ func (x rightsTest) run(t *testing.T, row rightsRow) {
 	}
 }
 
-// TestWhichCommandNeedsWhat runs every row of the table in docs/security.md: with what it says is needed the command
-// works, without any part of that it says what it lacks, and what further capabilities bring is there with them and
-// said to be missing without. The commands run as a user who is not root and can get no other capability.
+// TestWhichCommandNeedsWhat runs every row of the table in docs/security.md. With the capabilities that the row says
+// are needed, the command works; without one of them, it says which it lacks. What further capabilities bring is there
+// with them, and reported as missing without them. The commands run as a user who is not root and can get no other
+// capability.
 func TestWhichCommandNeedsWhat(t *testing.T) {
 	needsRoot(t) // to be somebody else
 	leavesNothing(t)
@@ -479,7 +481,7 @@ var lowPorts = map[cap.Value]func(t *testing.T, with, lacks actor){
 	},
 }
 
-// privilegedAddress is one of the loopback that not everybody may listen at, and nobody does.
+// privilegedAddress returns a free loopback address at which unprivileged users may not listen.
 func privilegedAddress(t *testing.T) string {
 	t.Helper()
 	first := 1024 // port that everybody may listen at
@@ -582,7 +584,7 @@ func v2(t *testing.T) *cgroup.Hierarchy {
 	return h
 }
 
-// traces has tare subject exectrace trace a command that becomes true.
+// traces has tare subject exectrace trace a command that executes true(1).
 func traces(t *testing.T, a actor, traced *exec.Cmd, flags ...string) {
 	t.Helper()
 	p := a.start(t, append([]string{"subject", "exectrace", "--output", "table"}, flags...)...)
@@ -610,7 +612,7 @@ func hiddenGroup(t *testing.T, h *cgroup.Hierarchy, path string) string {
 	return dir
 }
 
-// diagnosis is what of tare doctor --json is looked at.
+// diagnosis holds the part of tare doctor --json that tests look at.
 type diagnosis struct {
 	Features []feature.Status
 }
@@ -660,7 +662,7 @@ func doctorWorks(t *testing.T, a actor) []string {
 	return nil
 }
 
-// doctorFeatures are capabilities with features that are there with them only.
+// doctorFeatures tests, for some capabilities, a feature that is there only with the capability.
 func doctorFeatures() map[cap.Value]func(t *testing.T, with, lacks actor) {
 	more := map[cap.Value]func(t *testing.T, with, lacks actor){}
 	for c, name := range map[cap.Value]string{
@@ -698,7 +700,7 @@ func needsHiddenAddresses(t *testing.T) {
 	}
 }
 
-// kernelSetting is the number that a setting of the kernel is.
+// kernelSetting returns the value of a setting below kernel in sysctl(8).
 func kernelSetting(t *testing.T, name string) int {
 	t.Helper()
 	return numberIn(t, "/proc/sys/kernel/"+name)
@@ -720,7 +722,7 @@ func warning(l *ledger.Ledger, code string) string {
 func topOfAgentWorks(t *testing.T, a actor) []string {
 	text := tare(t, "weigh", "--for", "100ms", "--hz", "0", "--json").stdout
 	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, text) // what is read is compared
+		_, _ = io.WriteString(w, text) // what the client reads is compared
 	}))
 	defer agent.Close()
 	o := a.done(t, "top", "--agent", agent.Listener.Addr().String(), "--once", "--json")
@@ -765,14 +767,14 @@ func weighRights() rightsTest {
 	return x.rightsTest
 }
 
-// weighingTest tests a row of what gives a ledger.
+// weighingTest tests the row of a command that gives a ledger.
 type weighingTest struct {
 	rightsTest
 	weighed func(t *testing.T, a actor, limited ...string) *ledger.Ledger
 }
 
-// ledgerRights tests what gives a ledger to an actor, started by the command line limited if there is one. The name is
-// for what the test makes.
+// ledgerRights tests a command that gives a ledger. weighed runs it as an actor, started by the command line limited if
+// there is one. The name is part of the names of what the test makes.
 func ledgerRights(
 	name string, weighed func(t *testing.T, a actor, limited ...string) *ledger.Ledger,
 ) weighingTest {
@@ -933,7 +935,7 @@ func busyProgram(t *testing.T) uint32 {
 	return uint32(id)
 }
 
-// needsFullRings skips a test where the rings of two samplers are not more than a user may have without more ado.
+// needsFullRings skips a test unless the rings of two samplers are more than a user may have without CAP_IPC_LOCK.
 func needsFullRings(t *testing.T) {
 	t.Helper()
 	const each = 260 // KiB for each CPU; machines with many have smaller ones
@@ -942,7 +944,7 @@ func needsFullRings(t *testing.T) {
 	}
 }
 
-// ringsOf is how many rings of samples a process has mapped.
+// ringsOf returns how many rings of samples a process has mapped.
 func ringsOf(t *testing.T, pid int) int {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
@@ -952,8 +954,8 @@ func ringsOf(t *testing.T, pid int) int {
 	return strings.Count(string(text), "anon_inode:[perf_event]")
 }
 
-// disguisedShim starts a process of root's that is the shim of a sandbox by the name of its file alone, and gives the
-// id of the sandbox.
+// disguisedShim starts a process of root that looks like the shim of a sandbox by the name of its file alone, and
+// returns the ID of that sandbox.
 func disguisedShim(t *testing.T) string {
 	t.Helper()
 	shell, err := exec.LookPath("sh")
@@ -982,8 +984,8 @@ func disguisedShim(t *testing.T) string {
 	return id
 }
 
-// recorded are the trials of an actor's run of one block, whose parts must all have worked. That the machine's noise
-// spoils one, and makes the whole run invalid, is no matter here.
+// recorded reads an actor's run of one block, whose trials must all have worked. It does not matter here if the
+// machine's noise spoils one, and so makes the whole run invalid.
 func recorded(t *testing.T, a actor, o output, dir string) *record.Contents {
 	t.Helper()
 	c, err := record.Read(filepath.Join(a.dir, dir))
@@ -1027,7 +1029,7 @@ func runRights() rightsTest {
 					t.Errorf("in the arm %s a connection takes %g s in eBPF programs", tr.Arm, cost)
 				}
 			}
-			// With this seed the trial of the command comes first. Those of the baseline are as those of the run.
+			// With this seed the trial of the command comes first. The trials of the baseline are like those of the run above.
 			p := a.start(t, "try", "--load", "connections", "--blocks", "1", "--seed", "1", "--ready-after", "100ms",
 				"--out", "tried", "--", "sleep", "infinity")
 			whileItRuns(t, p, func() bool {
@@ -1066,7 +1068,7 @@ func runRights() rightsTest {
 					}
 					_, seen := tr.Counts["bpf_client_share"]
 					for _, p := range tr.Ledger.Programs {
-						// Where programs are that others load while samples are taken, the ring tells everybody who samples.
+						// The addresses of programs that others load while samples are taken are in the ring of every sampler.
 						if p.Charge == ledger.ChargeTare && len(p.Seen) > 0 {
 							seen = true
 						}
@@ -1122,7 +1124,7 @@ func execsRights() rightsTest {
 	}
 }
 
-// needsRealTime skips a test where not even root may run before others, or everybody may.
+// needsRealTime skips a test where not even root may use real-time priority, or every user may.
 func needsRealTime(t *testing.T) {
 	t.Helper()
 	var limit unix.Rlimit
@@ -1217,8 +1219,8 @@ func cleanRights() rightsTest {
 	}
 }
 
-// TestReadersKeepFewCapabilities: what only reads the machine gives up at once, as root too, what the table does not
-// have for it, but for CAP_BPF and CAP_PERFMON, which CAP_SYS_ADMIN includes.
+// TestReadersKeepFewCapabilities: a command that only reads the machine gives up at once, even as root, all
+// capabilities that the table does not have for it, except CAP_BPF and CAP_PERFMON, which CAP_SYS_ADMIN includes.
 func TestReadersKeepFewCapabilities(t *testing.T) {
 	needsRoot(t)
 	for _, row := range readRightsTable(t) {
@@ -1238,7 +1240,7 @@ func TestReadersKeepFewCapabilities(t *testing.T) {
 			}
 			defer r.Close()
 			defer w.Close()
-			fillPipe(t, w) // so that doctor, which is done soon, is there until it is looked at
+			fillPipe(t, w) // so that doctor, which would soon be done, waits while it is looked at
 			c := exec.Command(args[0], args[1:]...)
 			c.Stdout = w
 			defer startTied(t, c)()
@@ -1259,7 +1261,8 @@ func TestReadersKeepFewCapabilities(t *testing.T) {
 	}
 }
 
-// keeps says whether threads have just those of some capabilities that this process has, and cannot get others.
+// keeps says whether all threads have exactly those of the given capabilities that this process has, and cannot get
+// others.
 func keeps(status string, some []cap.Value) bool {
 	found := capabilities.FindAllStringSubmatch(status, -1)
 	for _, m := range found {

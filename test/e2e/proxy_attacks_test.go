@@ -132,7 +132,7 @@ var proxyAttacks = []proxyAttack{
 			return
 		}
 		nonce := first.Nonce
-		for i := range 100 { // it stays who it was: of another's clusters it hears nothing
+		for i := range 100 { // the stream keeps its identity: it gets none of another proxy's clusters
 			m := wants(resource.ClusterType, "inbound:"+ring.Service(3+i%3))
 			m.Node.Id, m.ResponseNonce = ring.Proxy(3+i%3), nonce
 			x.say(m)
@@ -289,7 +289,7 @@ var proxyAttacks = []proxyAttack{
 		sideBySide(slices.Repeat([]func(){func() {
 			x := s.stream(worldMethod)
 			m := wantsWorld(resource.ListenerType)
-			for i := 0; x.say(m); i++ { // a name more has all told again; nonces are what one would think
+			for i := 0; x.say(m); i++ { // for each further name all is sent again; nonces count up
 				m.ResourceNames, m.ResponseNonce = []string{"*", fmt.Sprint("x", i)}, fmt.Sprint(i+1)
 			}
 		}}, 20)...)
@@ -386,7 +386,7 @@ var proxyAttacks = []proxyAttack{
 				if c == nil {
 					return
 				}
-				if _, err := c.Read(make([]byte, 1)); err != nil && s.lasts() { // others begin with settings
+				if _, err := c.Read(make([]byte, 1)); err != nil && s.lasts() { // a proxy that is served gets settings first
 					away++
 				}
 			}
@@ -869,7 +869,7 @@ var proxyAttacks = []proxyAttack{
 			s.Errorf("another's: %d bytes, %v", len(chain), err)
 		}
 		cc := s.grpc(by)
-		for range 1000 { // guesses, which soon nobody looks at
+		for range 1000 { // guesses, which the control plane soon stops checking
 			ctx := metadata.AppendToOutgoingContext(s.over, "authorization", "Bearer "+forged)
 			var chain string
 			if err := cc.Invoke(ctx, certifyMethod, text, &chain); err == nil {
@@ -884,13 +884,13 @@ func field(b []byte, number protowire.Number, value string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, number, protowire.BytesType), value)
 }
 
-// message is a message as gRPC has it on a stream.
+// message frames a message as gRPC does on a stream.
 func message(b string) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
 }
 
-// roomy waits until the other side takes more on so many streams than their first window, because it waits for the rest
-// of messages.
+// roomy waits until the other side, because it waits for the rest of messages, takes more than their first window on
+// the given number of streams. It returns false if the connection ends.
 func (w wire) roomy(streams int) bool {
 	for streams > 0 {
 		f, err := w.ReadFrame()
@@ -904,7 +904,7 @@ func (w wire) roomy(streams int) bool {
 	return true
 }
 
-// hangsUp fails the test unless the control plane ends the connection of whoever says something.
+// hangsUp sends each text on a new connection, which the control plane must end, or the test fails.
 func (s *siege) hangsUp(says ...string) {
 	for _, text := range says {
 		c := s.conn()
@@ -921,13 +921,13 @@ func (s *siege) hangsUp(says ...string) {
 	}
 }
 
-// stranger is who has the mesh's roots and no certificate.
+// stranger returns credentials that have the mesh's roots and no certificate.
 func (s *siege) stranger() (authority.Credentials, error) {
 	c, err := s.credentials(hostileProxy)
 	return authority.Credentials{Roots: c.Roots}, err
 }
 
-// certificate asks for a certificate by a message as it is, and by a token if there is one.
+// certificate asks for a certificate with a message, which it sends as it is, and with a token if there is one.
 func (s *siege) certificate(by *tls.Config, text, token string) (chain string, err error) {
 	cc := s.grpc(by)
 	defer cc.Close()
@@ -966,7 +966,8 @@ func signingRequest(ids ...string) string {
 	return string(field(nil, 1, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))))
 }
 
-// largeRSA is a request for a certificate of an RSA key of so many bits that nobody has, with a signature that is none.
+// largeRSA returns a request for a certificate of an RSA key of the given size, which has no private key, with an
+// invalid signature.
 func largeRSA(bits int) []byte {
 	n := new(big.Int).SetBit(new(big.Int), bits-1, 1)
 	n.SetBit(n, 0, 1)
@@ -997,7 +998,7 @@ func largeRSA(bits int) []byte {
 	return der
 }
 
-// accountToken is a token of a pod of an account, which ends after a while.
+// accountToken returns the token of a pod with an account, which expires after its life.
 func accountToken(key jose.JSONWebKey, life time.Duration, audience, account string) string {
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key}, nil)
 	if err != nil {

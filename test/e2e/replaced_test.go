@@ -11,8 +11,8 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// TestReplacedBinary puts another binary in the place of tare's in the middle of a run: all trials are made with the
-// one that began it, or arms would be compared with each other of which some are of another version.
+// TestReplacedBinary puts another binary in the place of tare's in the middle of a run. All trials are made with the
+// binary that began the run; otherwise arms of different versions would be compared.
 func TestReplacedBinary(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)

@@ -202,7 +202,7 @@ func TestRunInterrupted(t *testing.T) {
 	}
 }
 
-// whileItRuns waits until something is so.
+// whileItRuns waits until so() is true, and fails the test if the process ends before.
 func whileItRuns(t *testing.T, p *process, so func() bool) {
 	t.Helper()
 	for !so() {
@@ -305,7 +305,7 @@ func (b *bystander) unharmed(t *testing.T) {
 	}
 }
 
-// TestRunDiskFull: a disk that fills up ends the run with its name, and keeps the trials that had ended.
+// TestRunDiskFull: if a disk fills up, the run ends with an error that names it, and keeps the trials that had ended.
 func TestRunDiskFull(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

@@ -17,7 +17,8 @@ import (
 	"tare/test/long"
 )
 
-// TestOutOfMemory: what the kernel kills because a limit leaves it no memory is named, plainly and in a container.
+// TestOutOfMemory: the error names the process that the kernel killed because of a memory limit, both in a container
+// and without one.
 func TestOutOfMemory(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
@@ -25,7 +26,7 @@ func TestOutOfMemory(t *testing.T) {
 loads:
   hungry: {kind: command, command: "tail /dev/zero", inside: true, limits: {memory: 64MiB}}
 `)
-	// It has used that up in half a second, or later on a busy machine; the trial ends then.
+	// The load has used up its memory in half a second, or later on a busy machine; the trial ends then.
 	spec = strings.Replace(spec, "duration: 500ms", "duration: 30s", 1)
 	dir := filepath.Join(t.TempDir(), "out")
 	o := command{args: []string{"run", specFile(t, spec), "--out", dir}, timeout: 3 * time.Minute}.start(t).wait(t)
@@ -57,7 +58,7 @@ loads:
 func TestOutOfMemoryInside(t *testing.T) {
 	long.Test(t, "20 s: virtual machines with too little memory")
 	needsRoot(t)
-	// A plain process has no host name of a sandbox, and asks for nothing.
+	// A plain process does not have the host name "sandbox", and allocates nothing.
 	const hungry = "sh -c 'read h < /proc/sys/kernel/hostname; if [ $h = sandbox ]; then " +
 		"dd if=/dev/zero of=/dev/null bs=192M count=1; dd if=/dev/zero of=/dev/null bs=512M count=1; exit 1; fi; " +
 		"echo up; exec sleep 60'"
@@ -159,8 +160,8 @@ func TestFullDiskUnderFio(t *testing.T) {
 	t.Fatal("the disk was never full before fio had begun")
 }
 
-// runOnFullDisk runs a spec whose output and files are on a disk that is full, as soon as a sandbox has its root file
-// system and for as long as it is there and has files there. It says whether that was before fio made its file.
+// runOnFullDisk runs a spec with its output and files on a disk, which it fills as soon as a sandbox has its root file
+// system, and for as long as the sandbox has files there. It says whether it did so before fio made its file.
 func runOnFullDisk(t *testing.T, disk, spec, dir string) (o output, inTime bool) {
 	t.Helper()
 	p := command{args: []string{"run", specFile(t, spec), "--out", dir}, env: []string{"TMPDIR=" + disk},

@@ -93,8 +93,8 @@ func TestGVisor(t *testing.T) {
 	}
 }
 
-// TestRedisInside: a program of somebody else's serves from inside, at an address of its own, whichever kernel it has,
-// and what redis-benchmark says of it is read.
+// TestRedisInside: redis serves from inside a sandbox at the sandbox's address, with each kind of kernel, and the
+// output of redis-benchmark is read.
 func TestRedisInside(t *testing.T) {
 	runtimeFor(t, "redis-server")
 	runtimeFor(t, "redis-benchmark")
@@ -177,7 +177,7 @@ loads:
 	}
 }
 
-// killedWhile kills a run a moment after a file of a container has a line.
+// killedWhile kills a run a moment after a file of a container has a line that matches.
 func killedWhile(t *testing.T, spec, file string, line *regexp.Regexp) {
 	t.Helper()
 	args := []string{"run", specFile(t, spec), "--out", filepath.Join(t.TempDir(), "out")}

@@ -107,8 +107,8 @@ func TestWeighManySandboxes(t *testing.T) {
 		len(want), len(truth), counts, missed, wrong, extra, arranged, *l.Self.SandboxSeconds)
 }
 
-// sandboxTruth is what the processes of sandboxes are, "sandbox component" by process, as this test knows from who
-// started them: by control groups, which are named after the sandboxes, by environments and by parents.
+// sandboxTruth returns, by process, what the processes of sandboxes are, as "sandbox component". It finds that out
+// without tare: by control groups, which are named after the sandboxes, by environments and by parents.
 func sandboxTruth(want map[string]ociRuntime) map[int]string {
 	truth := map[int]string{}
 	pids, _ := proc.FS{}.PIDs()

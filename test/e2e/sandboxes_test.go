@@ -11,8 +11,8 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// What the finished binary says of a container that nobody told it of, and of a virtual machine's monitor that is in
-// another's group: both are processes of this test, in groups of this machine.
+// The finished binary finds a container of which it has no other knowledge, and a virtual machine's monitor that is in
+// the group of something else: both are processes of this test, in groups of this machine.
 func TestWeighListsSandboxes(t *testing.T) {
 	leavesNothing(t)
 	layout, err := cgroup.Discover(cgroup.Roots{})

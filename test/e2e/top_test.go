@@ -53,7 +53,8 @@ func TestTopInATerminal(t *testing.T) {
 	m.Restored("0")
 }
 
-// TestTopRestoresTheTerminal: by whichever signal it ends, and without colours too.
+// TestTopRestoresTheTerminal: whichever signal ends tare top, it leaves the terminal as it was. With NO_COLOR it uses
+// no colours.
 func TestTopRestoresTheTerminal(t *testing.T) {
 	needsRoot(t)
 	t.Setenv("NO_COLOR", "yes")

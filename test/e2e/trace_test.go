@@ -129,7 +129,7 @@ func TestFaultyTracers(t *testing.T) {
 		if *e.Expected != e.Counted || lost != wantLost || extra != wantExtra {
 			t.Errorf("%s: %d lost, %d too many, want %d and %d: %s", arm, lost, extra, wantLost, wantExtra, shown(e))
 		}
-		// of the others some are late where they do not get their CPU
+		// in the other arms, some events are late if the tracer does not get its CPU
 		if part := float64(*e.Late) / float64(e.Counted); arm == "late" && part < 0.5 {
 			t.Errorf("late: %d came late: %s", *e.Late, shown(e))
 		}

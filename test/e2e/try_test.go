@@ -166,7 +166,7 @@ func TestTryFailures(t *testing.T) {
 }
 
 // TestTryInterrupted: Ctrl-C while the command is tried by itself, and a kill in the middle of the run, leave nothing.
-// Of nginx that is its worker too, which outlives it and has written over its environment.
+// That includes nginx's worker, which outlives nginx and has overwritten its environment.
 func TestTryInterrupted(t *testing.T) {
 	leavesNothing(t)
 	needsPrograms(t, "nginx")
@@ -223,7 +223,7 @@ func TestTryRecoversAPlantedAgent(t *testing.T) {
 	}
 }
 
-// missedOf tries the planted agent once, and says what of it was not found.
+// missedOf tries the planted agent once, and returns which of its costs were not found.
 func missedOf(t *testing.T, path string) (missed []string) {
 	t.Helper()
 	o, s, _ := tried(t, "--load", "connections", "--blocks", "6", "--", path, "{cgroup_dir}")

@@ -28,7 +28,7 @@ func deaf(t *testing.T) *os.File {
 	return w
 }
 
-// A run whose words nobody hears any more ('tare run ... | head') goes on to its end, and leaves nothing but its
+// A run whose output no process reads any more ('tare run ... | head') goes on to its end, and leaves nothing but its
 // directory.
 func TestRunUnheard(t *testing.T) {
 	needsRoot(t)
@@ -71,13 +71,13 @@ func TestUnheard(t *testing.T) {
 	}
 }
 
-// A signal at any moment of the beginning ends a run in order or before it has begun, and leaves nothing. The first
-// signal of one that was started to outlive its terminal is not that of the terminal.
+// A signal at any moment of the beginning ends a run in order or before it has begun, and leaves nothing. A command
+// that was started with nohup does not end at SIGHUP.
 func TestSignalledAtTheBeginning(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
-	// Until tare listens to signals they end it at once. It takes less CPU time until then than to print its version,
-	// which takes more at one time than at another.
+	// A signal ends tare at once until tare handles it. Getting that far takes less CPU time than printing the version,
+	// which varies from one time to another.
 	var starting time.Duration
 	for range 5 {
 		starting = max(starting, 2*cpuTimeOf(t, command{args: []string{"--version"}}.start(t)))
@@ -110,7 +110,7 @@ func TestSignalledAtTheBeginning(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	// it may have ended already
 	_ = cmd.Process.Signal(syscall.SIGHUP)
-	// and not for 300 ms
+	// the signal came after 300 ms, and it went on
 	if err := cmd.Wait(); err != nil || !regexp.MustCompile(`Weighed for ([6-9][0-9]{2} ms|[0-9.]+ s)`).MatchString(out.String()) {
 		t.Errorf("with nohup: %v: %s", err, out.String())
 	}
@@ -123,7 +123,7 @@ func cpuTimeOf(t *testing.T, p *process) time.Duration {
 	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
 }
 
-// Two runs at once disturb each other, and both say so: to whoever looks on, and in their records.
+// Two runs at once disturb each other, and both say so, in what they print and in their records.
 func TestTwoRunsAtOnce(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
@@ -169,7 +169,7 @@ func TestTwoRunsAtOnce(t *testing.T) {
 	}
 }
 
-// Too few descriptors are said to be that, wherever they run out.
+// If descriptors run out, the error says so, wherever that happens.
 func TestTooFewOpenFiles(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

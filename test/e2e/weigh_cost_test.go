@@ -88,10 +88,10 @@ func TestWeighSaysItsOwnCost(t *testing.T) {
 	leavesNothing(t)
 	crowd(t)
 	p := command{args: []string{"weigh", "--for", "3s", "--json"}}.start(t)
-	// Its CPU time until it printed the ledger: what comes after the account, leaving above all, is not in that, and
-	// takes any time on a busy machine.
+	// before is the CPU time of tare until it printed the ledger. What it does after its account, exiting above all, is
+	// not in the account, and may take any time on a busy machine.
 	var before time.Duration
-	// The most until now. What wait4 says of it is no less than this process had when it started the other.
+	// The peaks so far. (The peak that wait4 reports is never less than what this process had when it started tare.)
 	var rss, anon uint64
 	for {
 		now, err := proc.Runtime(p.pid)
@@ -127,8 +127,8 @@ func TestWeighSaysItsOwnCost(t *testing.T) {
 	if math.Abs(float64(l.Self.RSSBytes)-float64(rss)) > 0.25*float64(rss) {
 		t.Errorf("self says %d bytes resident, the kernel %d", l.Self.RSSBytes, rss)
 	}
-	// The rest are pages of the binary, which the kernel can take back. How many of them it maps around each that is
-	// used depends on what the page cache holds (filemap_map_pages in mm/filemap.c).
+	// The rest of its memory are pages of the binary, which the kernel can take back. How many of them it maps around each
+	// that is used depends on what the page cache holds (filemap_map_pages in mm/filemap.c).
 	if anon > anonLimit {
 		t.Errorf("%.1f MB of anonymous memory, the limit is %d", float64(anon)/1e6, anonLimit)
 	}

@@ -47,7 +47,7 @@ func TestPlantedWeight(t *testing.T) {
 
 	var windows []plantedWindow
 	for early, wait := 0, time.Second/2; len(windows) < weightWindows; {
-		// The window ends when the load has, however long that takes, so it is asked for longer than it will be.
+		// The window ends when the load has, however long that takes, so tare is asked for a longer one.
 		p := command{args: []string{"weigh", "--for", "1h", "--json", "--tare", "program=" + w.program,
 			"--workload", "a=" + w.group("a"), "--workload", "b=" + w.group("b")}, timeout: 5 * time.Minute}.start(t)
 		launched := time.Now()
@@ -80,8 +80,8 @@ func TestPlantedWeight(t *testing.T) {
 		}
 	}
 
-	// A run of the program in which something else had the CPU is longer by that, in whichever of the groups it was.
-	// What the runs of a window took beyond those of the quickest window may so be of either.
+	// If something else had the CPU during a run of the program, that run is longer, whichever group it was in. So the
+	// time by which the runs of a window exceed those of the quickest window may belong to either group.
 	quickest := math.Inf(1)
 	for _, p := range windows {
 		quickest = min(quickest, p.seconds/float64(p.runs))
@@ -112,7 +112,7 @@ type plantedWindow struct {
 	lo, hi  float64 // its interval, in seconds
 }
 
-// judge holds a ledger against the kernel's own counters, and against how many connections were made.
+// judge compares a ledger with the kernel's own counters, and with how many connections were made.
 func (w *weight) judge(t *testing.T, l *ledger.Ledger, made uint64, before,
 	after kernelCounters) (p plantedWindow, ok bool) {
 	t.Helper()
@@ -188,14 +188,13 @@ func sumsToTotal(t *testing.T, p ledger.Program) {
 	}
 }
 
-// mostStolen is the part of the CPU time that may be stolen for the budget to be held to its promise.
+// mostStolen is the largest part of the CPU time that may be stolen where the budget must keep its promise.
 const mostStolen = 0.3
 
 // On a loaded machine the CPU budget closes: exactly by its arithmetic, and with at most 2 % of the capacity left to
 // explain, beside what the ledger itself says is unsure: how far its edges are apart, and whether what was stolen had
-// been idle time. The promise is for up to 30 % of steal; windows with more are taken again. The load is HTTP through
-// the data plane's own kind of traffic, new connections as fast as they go, with a process for each CPU in between that
-// never sleeps.
+// been idle time. The promise is for up to 30 % of steal; windows with more are taken again. The load is HTTP on new
+// connections, as fast as they go, beside one process for each CPU that never sleeps.
 func TestBudgetClosesUnderLoad(t *testing.T) {
 	leavesNothing(t)
 	server := command{args: []string{"app", "http", "--listen", "127.0.0.1:0"}}.start(t)
@@ -328,8 +327,7 @@ func plantWeight(t *testing.T) *weight {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A step takes 2 ns on one machine and 10 ns on another: a pilot tells how many make a run of the length that is
-	// wanted.
+	// A step takes 2 ns on one machine and 10 ns on another: a pilot shows how many make a run of the wanted length.
 	const few = 1000
 	pilot := filepath.Join(fs, "pilot")
 	w.load(t, object, few, pilot)
@@ -371,7 +369,7 @@ func (w *weight) unload(t *testing.T, pin string) {
 	}
 }
 
-// withSteps is the object with another value of weight_steps, which stands in its read-only data.
+// withSteps returns the object with another value of weight_steps, which stands in its read-only data.
 func withSteps(t *testing.T, object []byte, steps uint32) []byte {
 	t.Helper()
 	f, err := elf.NewFile(bytes.NewReader(object))

@@ -18,9 +18,9 @@ duration: 1m
 loads: {files: {kind: write, rate: 100}}
 `
 
-// TestWriteLeavesNoFiles: the files of a load go with a run that is interrupted, and at the latest with the next
-// 'tare clean' after one that was killed. A killed run's load may see the end of its input before it is killed itself,
-// and remove its files; so a directory as of a load that had no such chance is there as well.
+// TestWriteLeavesNoFiles: the files of a load go with a run that is interrupted, and at the latest with the next 'tare
+// clean' after one that was killed. A killed run's load may see the end of its input before it is killed itself, and
+// remove its files; so the test makes a directory like that of a load that had no such chance.
 func TestWriteLeavesNoFiles(t *testing.T) {
 	needsRoot(t)
 	for name, end := range map[string]syscall.Signal{"interrupted": syscall.SIGINT, "killed": syscall.SIGKILL} {

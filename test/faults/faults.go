@@ -23,7 +23,7 @@ import (
 	"tare/test/binary"
 )
 
-// Class is a kind of system call: its name, and where the file is that it is about, or which command of bpf() it is.
+// Class is a kind of system call: its name, and the place of the file that it works on or, for bpf(), the command.
 type Class struct {
 	Call  string `json:"call"`
 	Place string `json:"place"`
@@ -49,7 +49,7 @@ func (f Fault) String() string {
 
 // Result is how a run ended.
 type Result struct {
-	Counts         map[Class]int // calls of tare's own processes: all without a fault; up to the fault, those of its name
+	Counts         map[Class]int // calls of tare's own processes; with a fault, only those of its system call, until it
 	Hit            string        // the call that was made to fail; empty: it never came
 	Code           int           // exit code; -1: a signal ended it
 	TimedOut       bool
@@ -62,13 +62,14 @@ type Runner struct {
 	under string // test/faults/under
 }
 
-// New builds what it needs into dir.
+// New returns a runner of the binary tare, and builds what it needs into dir.
 func New(dir, tare string) (*Runner, error) {
 	r := &Runner{Tare: tare, under: filepath.Join(dir, "under")}
 	return r, binary.Program(r.under, "./test/faults/under")
 }
 
-// Run runs tare in dir, with the fault. A run that takes longer than the limit is asked for its goroutines and killed.
+// Run runs tare in dir, with the fault. A run that takes longer than the limit must print its goroutines (SIGQUIT), and
+// is killed.
 func (r *Runner) Run(ctx context.Context, dir string, f Fault, limit time.Duration, args ...string) (*Result, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -101,7 +102,7 @@ func (r *Runner) Run(ctx context.Context, dir string, f Fault, limit time.Durati
 	if err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil {
 		return nil, fmt.Errorf("waiting: %w\n%s", err, stderr.Bytes())
 	}
-	// Descendants that tare left behind hold the filter; they are to be found, not waited for for ever.
+	// Descendants that tare left behind hold the filter. They are to be found later, so do not wait for them for ever.
 	select {
 	case err = <-supervised:
 	case <-time.After(10 * time.Second):

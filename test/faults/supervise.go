@@ -49,7 +49,7 @@ type supervisor struct {
 	stopped bool
 }
 
-// stop ends run; the calls that are made after it fail with ENOSYS, as the kernel has it.
+// stop has run() return. The kernel lets calls that are made afterwards fail with ENOSYS.
 func (s *supervisor) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,13 +147,13 @@ func (s *supervisor) decide(c *call) answer {
 	}
 	s.hit = fmt.Sprintf("%s %s by thread %d", class, path, c.thread)
 	if s.fault.Kill {
-		_ = unix.Kill(s.pid, unix.SIGKILL) // it is not reaped yet, so this is it
+		_ = unix.Kill(s.pid, unix.SIGKILL) // it is not reaped yet, so no other process has its PID
 		return goOn
 	}
 	return answer{err: -int32(s.fault.Errno)}
 }
 
-// classify says what a call is about; not ok: it is about no file.
+// classify returns the class of a call, and the path of its file; ok is false if it works on no file.
 func (s *supervisor) classify(c *call) (class Class, path string, ok bool) {
 	name := filter.Calls[uint32(c.nr)]
 	process := fmt.Sprintf("/proc/%d", c.thread)

@@ -18,8 +18,8 @@ import (
 	"tare/test/footprint"
 )
 
-// Verdict is what one fault did to one run. Problems are what must not be, whatever fails: no end, an end without a
-// documented exit code or without an error, a finished trial that cannot be read, something left behind.
+// Verdict is what one fault did to one run. Problems are what must not happen, whatever fails: a run without an end, an
+// end without a documented exit code or without an error, a finished trial that cannot be read, something left behind.
 type Verdict struct {
 	Seed       uint64   `json:"seed"`
 	Experiment string   `json:"experiment"`
@@ -31,7 +31,7 @@ type Verdict struct {
 	Readable   int      `json:"readable"`    // trials in the record
 	LeftBefore []string `json:"left_before"` // before tare clean, by all that ran at the same time
 	Problems   []string `json:"problems"`
-	LeftSome   bool     `json:"-"` // a problem is what it or another left that ran at the same time
+	LeftSome   bool     `json:"-"` // a problem is what this run, or another at the same time, has left
 	Seconds    float64  `json:"seconds"`
 }
 
@@ -95,9 +95,10 @@ type Planned struct {
 	Fault      Fault
 }
 
-// Try runs experiments, so many at the same time, each with its fault, in directories below one that it makes and
-// removes, and says what came of each. What they left behind is looked for when all have ended, and is a problem of the
-// first. Where there is some of several, the caller finds out whose by trying each alone.
+// Try runs experiments, each with its fault, in directories below dir, which it makes and removes, and returns a
+// verdict on each. The argument at limits how many run at the same time. Try looks for what they left behind when all
+// have ended, and counts that as a problem of the first. The caller of several can find out which of them left it by
+// trying each alone.
 func (r *Runner) Try(ctx context.Context, dir string, at int, all ...Planned) ([]*Verdict, error) {
 	before, err := footprint.Look()
 	if err != nil {
@@ -120,7 +121,7 @@ func (r *Runner) Try(ctx context.Context, dir string, at int, all ...Planned) ([
 	if first.LeftBefore, err = before.Left(); err != nil {
 		return nil, err
 	}
-	// What a killed child was about to do may still be under way, so the second time counts.
+	// What a killed child was about to do may still be under way during the first clean, so the second counts.
 	for range 2 {
 		cleaned, err := r.Run(ctx, dir, Fault{}, limit, "clean")
 		if err != nil {
@@ -216,7 +217,7 @@ func firstError(text string) string {
 	return ""
 }
 
-// clip is the end of a long text.
+// clip returns text or, if that is long, the end of it.
 func clip(text string) string {
 	const most = 2000
 	if len(text) > most {

@@ -10,7 +10,7 @@ import (
 // Has is what a proxy has: digests by type and name.
 type Has map[string]map[string]uint64
 
-// Kept is what each proxy of a fleet has. Its Keep is the fleet's Options.OnHave.
+// Kept holds what each proxy of a fleet has. Its method Keep is for the fleet's Options.OnHave.
 type Kept struct {
 	mu  sync.Mutex
 	has map[int]Has
@@ -33,8 +33,8 @@ func (k *Kept) Has(proxy int) Has {
 	return k.has[proxy]
 }
 
-// Digests are resources as Kept has them for a proxy that has these and no others; digest is the fleet's. Their
-// encoding must be deterministic, as that of Tare's control plane is.
+// Digests returns what Kept holds for a proxy that has the given resources and no others; digest is the fleet's. The
+// encoding of the resources must be deterministic, as that of Tare's control plane is.
 func Digests(digest func(url string, value []byte) (string, uint64, error), messages []proto.Message) (Has, error) {
 	all := Has{}
 	for _, m := range messages {

@@ -39,8 +39,8 @@ func Look() (Footprint, error) {
 	return f, nil
 }
 
-// Left is what has been left behind since, in order. The kernel frees programs a while after their last holder has
-// gone, so it looks again for some seconds while there is something.
+// Left returns what has been left behind since before was looked at, in order. The kernel frees programs a while after
+// their last holder has gone, so it looks again for some seconds while there is something.
 func (before Footprint) Left() ([]string, error) {
 	var left []string
 	for range 50 {
@@ -93,8 +93,8 @@ func findCgroups(f Footprint) error {
 	return nil
 }
 
-// findProcesses finds processes of runs whose owner is dead: each carries the name of its run in TARE_RUN, or as that
-// of an open file in memory.
+// findProcesses finds processes of runs whose owner is dead: each carries the name of its run in TARE_RUN, or as the
+// name of an open file in memory (memfd).
 func findProcesses(f Footprint) error {
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -211,8 +211,8 @@ func findInterfaces(f Footprint) error {
 	return nil
 }
 
-// microvmOfATest is the state of a microVM that a test has started by itself, beside the one that looks. It looks for
-// what is left of that.
+// microvmOfATest matches the state of a microVM that a test has started without a run. That test itself looks for what
+// is left of it.
 var microvmOfATest = regexp.MustCompile(`/tare-microvm/(,new-[^/]*-)?tare-test-`)
 
 // findMounts finds mounts that have lost their owner: below a name of a run, a scratch directory, or the state of a

@@ -1,6 +1,6 @@
 // Package kernels holds what the tests found on each kind of machine that they run on, and writes docs/kernels.md from
-// it. The record is kernels.json: which features `tare doctor` found, by kernel and by layout of the control
-// groups. The tests that boot virtual machines hold it against what they find; TARE_KERNELS=update has them write it.
+// it. The record is kernels.json: which features `tare doctor` found, by kernel and by layout of the control groups.
+// The tests that boot virtual machines compare it with what they find; with TARE_KERNELS=update they write it.
 package kernels
 
 import (
@@ -26,7 +26,7 @@ const UpdateVariable = "TARE_KERNELS"
 type Machine struct {
 	Kernel   string          `json:"kernel"`   // its first two numbers, such as "6.1"
 	Mode     string          `json:"mode"`     // layout of the control groups: v1, v2, hybrid or none
-	Lockdown string          `json:"lockdown"` // as doctor tells it
+	Lockdown string          `json:"lockdown"` // as doctor prints it
 	Features map[string]bool `json:"features"` // whether it was found, by name
 }
 

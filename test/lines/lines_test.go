@@ -17,7 +17,7 @@ var endings = []string{".md", ".yaml", ".yml", ".c", ".h", ".ts"}
 var notOurs = []string{".git", "bin", "web/node_modules", "web/dist", "internal/results/report/testdata",
 	"internal/kube/clusterreport/testdata"}
 
-// address is one that cannot be broken.
+// address matches a web address so long that its line may be, too.
 var address = regexp.MustCompile(`https?://\S{40}`)
 
 func TestLines(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Reason is how the reason of a long test begins that did not run. test/closing counts these, and lists none.
+// Reason begins the message with which a long test is skipped. test/closing counts such tests, and does not list them.
 const Reason = "long test: "
 
 // Enabled says whether long tests run. A test that asks runs in both suites, with more repetitions in the long one.
@@ -21,7 +21,7 @@ func Test(t testing.TB, why string) {
 	}
 }
 
-// Repeat is how often a test repeats itself: few times, and many in the long suite.
+// Repeat returns how often a test is to repeat something: few times or, in the long suite, many times.
 func Repeat(few, many int) int {
 	if Enabled() {
 		return many

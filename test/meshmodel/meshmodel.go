@@ -1,5 +1,5 @@
-// Package meshmodel says what a data plane does with connections by a configuration: the model that stores, control
-// planes and translations are held against.
+// Package meshmodel says what a data plane does with connections by a configuration. Tests compare stores, control
+// planes and translations with this model.
 package meshmodel
 
 import (
@@ -10,19 +10,21 @@ import (
 	"tare/internal/mesh"
 )
 
-// Answer is a verdict, and for Accept where connections may go and how often: parts sum to 1.
+// Answer is a verdict, and for Accept where connections may go, and what part of them: parts sum to 1, less what is
+// refused (see Find).
 type Answer struct {
 	Verdict mesh.Verdict
 	Parts   map[Destination]float64
 }
 
-// Destination is an endpoint as one cluster's.
+// Destination is an endpoint of a cluster.
 type Destination struct {
 	Cluster  string
 	Endpoint netip.AddrPort
 }
 
-// Clone is a copy that changes by itself; clusters and listeners are shared, since they are replaced and never changed.
+// Clone returns a copy that can be changed without changing c. Clusters and listeners are shared, since they are
+// replaced and never changed.
 func Clone(c *mesh.Config) *mesh.Config {
 	return &mesh.Config{Clusters: maps.Clone(c.Clusters), Listeners: maps.Clone(c.Listeners)}
 }

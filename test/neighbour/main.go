@@ -24,8 +24,8 @@ import (
 	"tare/test/neighbour/neighbour"
 )
 
-// The main goroutine stays on the main thread, which lives as long as the process: the signal at the parent's death is
-// asked for by thread.
+// The main goroutine stays on the main thread, which lives as long as the process, because that thread asks for the
+// signal at the parent's death, and the kernel forgets the request of a thread that has ended.
 func init() { runtime.LockOSThread() }
 
 func main() {

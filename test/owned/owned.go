@@ -1,6 +1,6 @@
 // Package owned names control groups and directories of tests after the process that makes them, as the control groups
-// of runs are named. What a test leaves that was killed is then known to be left: "tare clean" removes such groups, and
-// test/run removes both before it begins.
+// of runs are named. By the name, what a killed test has left is known to be left over: "tare clean" removes such
+// groups, and test/run removes groups and directories.
 package owned
 
 import (

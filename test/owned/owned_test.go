@@ -22,7 +22,7 @@ func TestSweep(t *testing.T) {
 	}
 	const none = "99999999" // no process has this number
 	stay := []string{filepath.Base(mine), "tare-test-e2e-" + none, "tare-test-x-n4026532501-p" + none + "-t5", "other"}
-	ended := []string{"tare-test-x-p" + none + "-t5-1", Name("gone") + "0-1"} // one has the number of another process
+	ended := []string{"tare-test-x-p" + none + "-t5-1", Name("gone") + "0-1"} // the second: this PID, another start time
 	for _, name := range slices.Concat(stay[1:], ended) {
 		if err := os.MkdirAll(filepath.Join(temp, name, "deep"), 0o755); err != nil {
 			t.Fatal(err)

@@ -44,7 +44,7 @@ func Free(t testing.TB) string {
 	return ""
 }
 
-// Number is that of an address.
+// Number returns the port number of an address.
 func Number(t testing.TB, address string) int {
 	t.Helper()
 	at, err := netip.ParseAddrPort(address)

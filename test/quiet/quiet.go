@@ -17,7 +17,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Reason is how the reason of a test begins that found no quiet; test/closing lists those apart.
+// Reason begins the skip message of a test that found no quiet; test/closing lists such tests separately.
 const Reason = "needs a quiet machine"
 
 var errNoisy = errors.New(Reason)
@@ -34,7 +34,8 @@ type Noise struct {
 	Seconds float64 // how long it was
 	CPUs    int
 	Stolen  float64 // CPU seconds that the hypervisor gave to others; the grain is 10 ms
-	// CPU seconds that other processes than this one, those it waited for, and the kernel's interrupts used
+	// CPU seconds that other processes used: all but this process and the children that it has waited for, without
+	// interrupts
 	Used float64
 }
 

@@ -12,8 +12,8 @@ import (
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 )
 
-// Without calls do on a thread of its own without any capability, which reads files as user 65534. What do hands to
-// other goroutines has all rights.
+// Without calls do on a separate thread without any capability, which reads files as user 65534. Other goroutines that
+// do() starts have all rights.
 func Without(t testing.TB, do func()) {
 	t.Helper()
 	without(t, func() error { return nil }, do)

@@ -1,5 +1,5 @@
 // Package ring makes up meshes for tests and benchmarks of control planes: services of which each is called by the next
-// few alone, so that what a proxy is told does not grow with the mesh.
+// few alone, so that what a proxy receives does not grow with the mesh.
 package ring
 
 import (
@@ -11,11 +11,11 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
-// Mesh is services "s0" and on, and proxies "p0" and on, of which proxy i serves service i modulo their number.
+// Mesh is services "s0" and on, and proxies "p0" and on, of which proxy i serves service i modulo Services.
 type Mesh struct {
 	Services int
 	Proxies  int    // default: one for each service
-	Calls    int    // how many services the proxies of one call: those just before their own, by discovery by policy
+	Calls    int    // how many services the proxies of a service call, by policy: those just before it
 	MTLS     string // default: off
 }
 
@@ -23,13 +23,14 @@ type Mesh struct {
 func Service(i int) string { return fmt.Sprint("s", i) }
 func Proxy(i int) string   { return fmt.Sprint("p", i) }
 
-// Endpoints are those of a service since a change, from 1: the address tells the service, the port the change. Nobody
-// is there.
+// Endpoints returns the endpoints of a service after a change, numbered from 1: the address encodes the service, and
+// the port the change. Nothing listens there.
 func Endpoints(service, change int) []proxyconfig.Endpoint {
 	return []proxyconfig.Endpoint{{Address: fmt.Sprintf("10.200.%d.%d:%d", service>>8, service&255, change)}}
 }
 
-// ChangeOf says of which service an assignment of such endpoints is, and since which change; false for any other.
+// ChangeOf returns the service and the change that the endpoints in an assignment encode; ok is false for other
+// endpoints.
 func ChangeOf(a *endpointv3.ClusterLoadAssignment) (service, change int, ok bool) {
 	if len(a.GetEndpoints()) == 0 || len(a.GetEndpoints()[0].GetLbEndpoints()) == 0 {
 		return 0, 0, false
@@ -64,7 +65,7 @@ func (m Mesh) Config(change int) *proxyconfig.Config {
 	return c
 }
 
-// Callers are the proxies that are told of a service.
+// Callers returns the proxies that receive a service.
 func (m Mesh) Callers(service int) (proxies []int) {
 	for j := range m.Calls {
 		for i := (service + j + 1) % m.Services; i < m.count(); i += m.Services {

@@ -1,4 +1,4 @@
-// Package schematest holds what Tare prints against the schemas that docs/schemas publishes, for tests.
+// Package schematest checks what Tare prints against the schemas that docs/schemas publishes, for tests.
 package schematest
 
 import (
@@ -13,7 +13,7 @@ import (
 	"tare/docs/schemas"
 )
 
-// ErrNone is of a document that names no format.
+// ErrNone is the error for a document that names no format.
 var ErrNone = errors.New("it names no schema")
 
 var (
@@ -21,7 +21,7 @@ var (
 	resolved = map[string]*jsonschema.Resolved{}
 )
 
-// Check holds a document against the schema of the format that it names. Fields that the schema lacks are errors here,
+// Check checks a document against the schema of the format that it names. Fields that the schema lacks are errors here,
 // though the schema itself allows them: what is printed must be published.
 func Check(document []byte) error {
 	var any map[string]any
@@ -43,7 +43,7 @@ func Check(document []byte) error {
 	return nil
 }
 
-// Lines holds each line of a file of documents against its schema.
+// Lines checks each line of a file of documents against its schema.
 func Lines(text []byte) error {
 	for i, line := range bytes.Split(bytes.TrimSpace(text), []byte("\n")) {
 		if err := Check(line); err != nil {
@@ -77,7 +77,7 @@ func strict(format string) (*jsonschema.Resolved, error) {
 	return r, nil
 }
 
-// closed allows no further fields.
+// closed makes a schema allow no further fields.
 func closed(s *jsonschema.Schema) {
 	if s == nil {
 		return

@@ -1,4 +1,4 @@
-// Package serving has tests use something that serves until a context ends, as the processes of guests do.
+// Package serving lets tests use something that serves until a context ends, as the processes of guests do.
 package serving
 
 import (
@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// Start runs serve until the test ends, and returns what it is ready with. Its error fails the test.
+// Start runs serve(ctx, ready) until the test ends, and returns what serve passes to ready. An error that serve returns
+// fails the test.
 func Start[R any](t testing.TB, serve func(ctx context.Context, ready func(R) error) error) R {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())

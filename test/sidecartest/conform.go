@@ -38,7 +38,7 @@ import (
 	"tare/test/serving"
 )
 
-// Options are what is different between kinds.
+// Options says in what a kind of proxies differs from the others.
 type Options struct {
 	// Identities says that the proxy of the server checks whose certificate it is shown, and not only who signed it.
 	Identities bool
@@ -52,7 +52,7 @@ type Options struct {
 	Needs string
 }
 
-// Conform holds a kind of proxies against what all must do.
+// Conform tests that a kind of proxies does what all kinds must do.
 func Conform(t *testing.T, p sidecar.Proxy, o Options) {
 	g := sidecar.Guest{Proxy: p}
 	defaults := Part(g, nil).Options
@@ -299,7 +299,8 @@ func dirsOf(t *testing.T, dir string, f sidecar.Found) string {
 	return found[0]
 }
 
-// looks: a proxy has processes, runs without rights where it can, and says something of itself, if it can.
+// looks: a proxy has processes, as many threads as workers were asked for, and a command line, and it left nothing
+// unsaid about itself.
 func looks(t *testing.T, f sidecar.Found, workers string) {
 	t.Helper()
 	if len(f.Processes) == 0 || f.Unsaid != "" || f.Command == "" {
@@ -487,7 +488,7 @@ func rules(t *testing.T, g sidecar.Guest, o Options) {
 }
 
 // services: under permissive discovery the client's proxy takes connections to every service of the mesh, by policy to
-// that of its application alone. What a control plane drives forgets services that are taken away.
+// that of its application alone. Proxies that a control plane drives forget services that are taken away.
 func services(t *testing.T, g sidecar.Guest, o Options) {
 	const count = 40
 	for _, discovery := range []string{sidecar.DiscoveryPolicy, sidecar.DiscoveryPermissive} {
@@ -540,7 +541,7 @@ func services(t *testing.T, g sidecar.Guest, o Options) {
 	}
 }
 
-// elsewhere is at how many addresses of 127.64.0.0/10 processes listen.
+// elsewhere returns the number of addresses of 127.64.0.0/10 at which processes listen.
 func elsewhere(t *testing.T, pids []int) (n int) {
 	t.Helper()
 	own := map[string]bool{}
@@ -580,7 +581,7 @@ func readIdentity(t *testing.T, dir, component, app string) tls.Certificate {
 	return pair
 }
 
-// foreign is the certificate of an identity as the mesh has it, signed by itself.
+// foreign returns a self-signed certificate for an identity of the mesh.
 func foreign(t *testing.T) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -624,7 +625,7 @@ func killed(t *testing.T, g sidecar.Guest) {
 			if err := p.After(); err == nil {
 				t.Error("the trial went on")
 			}
-			// Whoever else failed of it did so later, and what says so by itself stays as it is.
+			// What else failed because of it did so later, and its own error stays as it is.
 			other := errors.New("a load was refused a connection")
 			explained := p.part.(kind.Explainer).Explain(other)
 			if !errors.Is(explained, other) || !strings.HasPrefix(explained.Error(), component) {
@@ -681,8 +682,8 @@ func killedPlane(t *testing.T, g sidecar.Guest) {
 	nothingLeft(t, dir, append(pidsOf(evidence.Proxies), x.started[0].PID()))
 }
 
-// unready: where nobody serves the application, no request gets through, and the error says what the proxies see. A
-// configuration that the program refuses is told in its own words.
+// unready: where nobody serves the application, no request gets through, and the error says what the proxies see. If
+// the program refuses its configuration, the error has the program's own words.
 func unready(t *testing.T, g sidecar.Guest) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -726,8 +727,8 @@ func missing(t *testing.T, g sidecar.Guest) {
 	}
 }
 
-// RunsAs: whoever carries requests, by the name of its process, has no rights: it is of a user that is not root, all
-// the way.
+// RunsAs checks that at least one process with the given name, which is that of the processes that carry requests, has
+// no rights: its real, effective and saved user ID are uid.
 func RunsAs(t *testing.T, f sidecar.Found, comm, uid string) {
 	t.Helper()
 	without := 0

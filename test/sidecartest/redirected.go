@@ -120,7 +120,7 @@ func in(t *testing.T, path string, do func() error) {
 	}
 }
 
-// loadInPod is what a load is answered.
+// loadInPod runs a load in its pod, and returns the answers that it gets.
 func loadInPod(t *testing.T, x *Trial, address string) string {
 	t.Helper()
 	begin, err := x.Begin(t.Context(), "client")
@@ -137,8 +137,8 @@ func loadInPod(t *testing.T, x *Trial, address string) string {
 	return out.String()
 }
 
-// notPast: what the applications' pod is sent comes to the proxy, who wants TLS where there are two; and a proxy that
-// learns where connections were going takes none that were going to itself.
+// notPast: connections to the applications' pod come to the proxy, which wants TLS if there are two hops; and a proxy
+// that learns where connections were going takes none that were going to itself.
 func notPast(t *testing.T, x *Trial, e *sidecar.Evidence, o Options) {
 	t.Helper()
 	pod, err := x.part.(kind.Networked).Network(kind.Load, "client")

@@ -1,5 +1,5 @@
 // Package sidecartest runs a kind of sidecar proxies in a trial of its own, with real programs in real control groups,
-// and holds them against what every kind must do.
+// and tests that they do what every kind must do.
 package sidecartest
 
 import (
@@ -54,7 +54,7 @@ func Main(m *testing.M) {
 
 // Trial is what proxies see of a trial.
 type Trial struct {
-	kind.Trial // what it does not have is a panic
+	kind.Trial // nil: a method that Trial itself does not have panics
 	T          *testing.T
 	Tree       *placement.Tree
 	SelfPath   string // of the tare binary
@@ -77,7 +77,7 @@ type application string
 
 func (a application) About() kind.About { return kind.About{Name: string(a), Protocol: string(a)} }
 
-// Speaking says what an application speaks.
+// Speaking sets the protocol that an application speaks.
 func (x *Trial) Speaking(app, protocol string) {
 	x.setup.Applications[app].Kind = application(protocol)
 }
@@ -128,13 +128,13 @@ func (x *Trial) Applications() map[string]kind.App        { return x.apps }
 func (x *Trial) Record() *record.Trial                    { return &record.Trial{Ledger: &ledger.Ledger{}} }
 func (x *Trial) SetSubject(kind.Objects, json.RawMessage) {}
 
-// Read is kind.Trial's.
+// Read implements kind.Trial.
 func (x *Trial) Read(_ context.Context, name string) error {
 	x.Readings = append(x.Readings, name)
 	return nil
 }
 
-// client is the first process of the client's proxy.
+// client returns the PID of the first process of the client's proxy.
 func (x *Trial) client(t *testing.T) int {
 	t.Helper()
 	x.mu.Lock()
@@ -180,17 +180,17 @@ func (x *Trial) group(name string) (kind.Group, error) {
 	return g, nil
 }
 
-// ServingGroup is kind.Trial's.
+// ServingGroup implements kind.Trial.
 func (x *Trial) ServingGroup(component, app string, _ param.Values) (kind.Group, error) {
 	return x.group(path.Join(kind.SubjectGroup, component, app))
 }
 
-// SubjectGroup is kind.Trial's.
+// SubjectGroup implements kind.Trial.
 func (x *Trial) SubjectGroup(component string, _ param.Values) (kind.Group, error) {
 	return x.group(path.Join(kind.SubjectGroup, component))
 }
 
-// StartSubject is kind.Trial's.
+// StartSubject implements kind.Trial.
 func (x *Trial) StartSubject(
 	_ context.Context, component string, _ param.Values, argv []string,
 ) (kind.Process, error) {
@@ -212,7 +212,7 @@ func (x *Trial) StartSubject(
 	return p, nil
 }
 
-// starter gives how a process is started in a group, and in the network that the proxies have for it.
+// starter returns the starter of a process in a group, and in the network that the proxies have for it.
 func (x *Trial) starter(g kind.Group, as kind.Role, name string) (child.Starter, error) {
 	n, ok := x.part.(kind.Networked)
 	if !ok {
@@ -222,7 +222,7 @@ func (x *Trial) starter(g kind.Group, as kind.Role, name string) (child.Starter,
 	return g.In(network), err
 }
 
-// Begin is kind.Trial's, for loads.
+// Begin implements kind.Trial, for loads.
 func (x *Trial) Begin(_ context.Context, name string, _ ...string) (child.Starter, error) {
 	g, err := x.group(path.Join(kind.WorkGroup, name))
 	if err != nil {
@@ -231,7 +231,7 @@ func (x *Trial) Begin(_ context.Context, name string, _ ...string) (child.Starte
 	return x.starter(g, kind.Load, name)
 }
 
-// WorkDir is kind.Trial's.
+// WorkDir implements kind.Trial.
 func (x *Trial) WorkDir() string {
 	g, err := x.group(path.Join(kind.WorkGroup, "any"))
 	if err != nil || g.V2Dir() == "" {
@@ -266,7 +266,7 @@ func (x *Trial) Start(g sidecar.Guest, set param.Values) (*Proxies, error) {
 	return p, p.part.(kind.Starter).Start(x.T.Context())
 }
 
-// join has proxies be those of the trial, before they start.
+// join makes proxies those of the trial, before they start.
 func (x *Trial) join(g sidecar.Guest, set param.Values) (*Proxies, error) {
 	joined, err := g.Join(x, "mine", Part(g, set))
 	if err != nil {
@@ -298,7 +298,7 @@ func (p *Proxies) Address(app string) string {
 	return at
 }
 
-// After is the hook of that name.
+// After calls the proxies' hook of that name.
 func (p *Proxies) After() error { return p.part.(kind.After).After(p.Trial.T.Context()) }
 
 // Evidence is what is found of the proxies now.
@@ -310,7 +310,7 @@ func (p *Proxies) Evidence() *sidecar.Evidence {
 	return p.part.(kind.Evidence).Evidence().(*sidecar.Evidence)
 }
 
-// Found is one of the proxies.
+// Found returns the evidence of one of the proxies.
 func (p *Proxies) Found(component, app string) sidecar.Found {
 	p.Trial.T.Helper()
 	for _, f := range p.Evidence().Proxies {
@@ -322,7 +322,7 @@ func (p *Proxies) Found(component, app string) sidecar.Found {
 	return sidecar.Found{}
 }
 
-// Close ends them, more than once if need be.
+// Close ends the proxies. It may be called again.
 func (p *Proxies) Close() {
 	if err := p.part.(io.Closer).Close(); err != nil {
 		p.Trial.T.Error(err)
@@ -389,7 +389,7 @@ func Get(t *testing.T, client *http.Client, address, path string) string {
 	return string(body)
 }
 
-// Eventually waits until something holds. It fails the test after so long that no noise is a reason.
+// Eventually waits until something holds. It fails the test after 20 s, which no noise explains.
 func Eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
@@ -399,7 +399,7 @@ func Eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// Failure waits for the reason of which the trial failed.
+// Failure waits until the trial has failed, and returns why.
 func (x *Trial) Failure() error {
 	x.T.Helper()
 	select {
@@ -411,7 +411,7 @@ func (x *Trial) Failure() error {
 	}
 }
 
-// NoFailure sees that nothing failed the trial so far.
+// NoFailure checks that nothing has failed the trial so far.
 func (x *Trial) NoFailure() {
 	x.T.Helper()
 	select {

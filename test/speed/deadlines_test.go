@@ -34,8 +34,8 @@ var (
 	fails     = regexp.MustCompile(`^(Fatal|Error|Skip)f?$`)
 )
 
-// TestDeadlines finds deadlines of tests that are shorter than 10 seconds and neither scaled nor marked. What it knows
-// are literal times; a time from elsewhere it takes for good.
+// TestDeadlines finds deadlines of tests that are shorter than 10 seconds and neither scaled nor marked. It knows
+// literal times only, and accepts all others.
 func TestDeadlines(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {

@@ -38,14 +38,15 @@ var factor = sync.OnceValue(func() int {
 	return scale(typical(slowest), least)
 })
 
-// typical is the median of three measurements: a machine that stands still once is in one of them, and is not slow.
+// typical is the median of three measurements: a machine that stands still once does so in one of them, and is not
+// slow.
 func typical(measure func() time.Duration) time.Duration {
 	all := []time.Duration{measure(), measure(), measure()}
 	slices.Sort(all)
 	return all[1]
 }
 
-// scale is the factor of a machine by a slow round.
+// scale returns the factor of a machine by the time of its slowest round.
 func scale(slowest time.Duration, least int) int {
 	return max(1, least, min(int((slowest+round-1)/round), maxFactor))
 }
@@ -74,7 +75,7 @@ func slowest() (longest time.Duration) {
 
 var sink uint64 // keeps the compiler from removing the work
 
-// work is a fixed amount of it.
+// work does a fixed amount of work.
 func work() {
 	x := uint64(1)
 	for range steps {

@@ -26,7 +26,7 @@ func little(i int) *mesh.Cluster {
 	return c
 }
 
-// verdicts asks what is easily got wrong, in words.
+// verdicts asks questions whose answers are easily wrong. Each case says in words what it is.
 func (s *suite) verdicts(t *testing.T) {
 	st := s.open(t, s.small())
 	ask := NewAsker(t, s.design, st)
@@ -241,7 +241,7 @@ func (s *suite) refusals(t *testing.T) {
 	same("all was taken away")
 }
 
-// numbers are of clusters: who gets which, and which programs are told.
+// numbers checks the numbers of clusters: which cluster gets which, and which the programs find.
 func (s *suite) numbers(t *testing.T) {
 	o := s.small()
 	o.MaxClusters = 4
@@ -269,7 +269,8 @@ func (s *suite) numbers(t *testing.T) {
 		before = now
 	}
 
-	// What is both given and removed is removed; who has no endpoint, has one no more, or is not there, refuses.
+	// A cluster that is both given and removed is removed. One that has no endpoint, or no longer has one, or is not
+	// there, refuses connections.
 	for round, given := range []*mesh.Cluster{little(20), {Name: ClusterName(20)}, little(20), nil,
 		{Name: ClusterName(20)}, nil} {
 		next := mesh.Change{Clusters: []*mesh.Cluster{little(21)}, RemovedClusters: []string{ClusterName(21)},
@@ -301,8 +302,8 @@ func (s *suite) numbers(t *testing.T) {
 	}
 }
 
-// named makes changes in which the only listener that names a cluster goes while the cluster comes, in the room of
-// another.
+// named makes changes in which the only listener that names a cluster goes, while the cluster comes and takes the room
+// of another.
 func (s *suite) named(t *testing.T) {
 	o := s.small()
 	o.MaxClusters = 2
@@ -335,7 +336,7 @@ func (s *suite) named(t *testing.T) {
 	}
 }
 
-// everything removes all.
+// everything returns the change that removes all of a configuration.
 func everything(config *mesh.Config) (change mesh.Change) {
 	for name := range config.Clusters {
 		change.RemovedClusters = append(change.RemovedClusters, name)

@@ -85,7 +85,7 @@ type suite struct {
 	design  store.Design
 	variant string
 	share   float64 // of the time that the suite takes for the first variant
-	slow    bool    // a change takes hundreds of milliseconds: the least is less
+	slow    bool    // a change takes hundreds of milliseconds, so least() is smaller
 }
 
 // budget bounds the work of a part of the suite by time, since some designs wait milliseconds for each record. It
@@ -94,7 +94,7 @@ func (s *suite) budget(least int, d time.Duration) *budget {
 	return &budget{end: time.Now().Add(time.Duration(s.share * float64(d))), least: s.least(least)}
 }
 
-// least is how much has to be done, however long it takes.
+// least returns how much has to be done, however long it takes: n, or less if the design is slow.
 func (s *suite) least(n int) int {
 	if s.slow {
 		return max(1, n/8)
@@ -102,8 +102,8 @@ func (s *suite) least(n int) int {
 	return n
 }
 
-// small is room for what generator makes, in designs too that have a part of it for each size; those that make
-// everything at start are quick with it.
+// small returns options with room for what generator makes, even in designs that divide the room by sizes. Designs that
+// make everything at their start are quick with it.
 func (s *suite) small() store.Options {
 	return store.Options{MaxClusters: 64, MaxListeners: 64, MaxEndpoints: 2048, Variant: s.variant}
 }
@@ -174,12 +174,12 @@ type checker struct {
 	asked  [4]int // by verdict
 }
 
-// mostVerified is many instructions for a look-up: data planes have one in each of several programs, and are ready when
-// the kernel's verifier has been through all of them. It takes about 20 ms for so many, and twenty times as long on an
-// emulated processor.
+// mostVerified is the largest number of instructions that the verifier may process for a look-up. Data planes have one
+// look-up in each of several programs, and are ready when the verifier has been through all of them. It takes about 20
+// ms for this number, and twenty times as long on an emulated processor.
 const mostVerified = 30_000
 
-// verified is what it takes to load the look-up.
+// verified checks how much the verifier has to do to load the look-up.
 func (s *suite) verified(t *testing.T) {
 	n, ok := NewAsker(t, s.design, s.open(t, s.small())).Verified()
 	if !ok {
@@ -252,8 +252,8 @@ func (c *checker) numbered(id uint32) bool {
 	return false
 }
 
-// chiSquare fails where what was counted is less likely than one in a million. What is expected less than 5 times
-// counts together.
+// chiSquare fails where what was counted is less likely than one in a million. Destinations that are expected less than
+// 5 times are counted together.
 func chiSquare(t testing.TB, q mesh.Question, counts map[meshmodel.Destination]int,
 	parts map[meshmodel.Destination]float64, n int) {
 	t.Helper()
@@ -283,8 +283,8 @@ func chiSquare(t testing.TB, q mesh.Question, counts map[meshmodel.Destination]i
 	}
 }
 
-// clusters checks the numbers of clusters: one for each that is there, another for each, and the same as long as it is
-// there.
+// clusters checks the numbers of clusters: each cluster that is there has one, which no other has, and keeps it as long
+// as it is there.
 func (c *checker) clusters(t testing.TB) {
 	t.Helper()
 	now := map[string]uint32{}

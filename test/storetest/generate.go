@@ -10,8 +10,8 @@ import (
 	"tare/test/meshmodel"
 )
 
-// generator makes random changes of a small configuration, each other than all before. Resources are small, so that
-// every design holds them.
+// generator makes random changes of a small configuration, none like one before. Resources are small, so that every
+// design holds them.
 type generator struct {
 	random *rand.Rand
 	serial int // of endpoints: an address is never given twice
@@ -61,7 +61,7 @@ func newGenerator(seed uint64) *generator {
 
 func pick[T any](r *rand.Rand, of []T) T { return of[r.IntN(len(of))] }
 
-// some is up to n of what there is to pick from, often none.
+// some returns up to n of the given values, often none.
 func some[T any](r *rand.Rand, n int, of []T) (out []T) {
 	for range max(0, r.IntN(n+3)-2) {
 		out = append(out, pick(r, of))

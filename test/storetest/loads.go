@@ -1,5 +1,4 @@
-// Package storetest is what every store is held against, and weighed by: one suite, one benchmark, the same work for
-// all designs.
+// Package storetest tests and weighs every store: one suite, one benchmark, the same work for all designs.
 package storetest
 
 import (

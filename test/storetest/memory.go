@@ -54,7 +54,7 @@ func (s *suite) growth(t *testing.T) {
 	mapsNow, heapNow, rssNow := footprint(t, st)
 	t.Logf("%d flushes after the first %d: maps %d to %d bytes, heap %d to %d bytes, resident %d to %d bytes", done-first,
 		first, maps, mapsNow, heap, heapNow, rss, rssNow)
-	// A process breathes; what grows does so with every flush.
+	// The memory of a process goes up and down a little; a leak grows with every flush.
 	if grown := float64(int64(heapNow)-int64(heap)) - 256<<10; grown > 8*float64(done-first) {
 		t.Errorf("the heap grew from %d to %d bytes", heap, heapNow)
 	}

@@ -18,7 +18,7 @@ import (
 
 // storm has readers on every CPU ask while a writer replaces what they ask for. Every part of an answer says which
 // version it is of: the endpoint's address and its port, the limit of connections, and the cluster, which tells the
-// listener's. What the design promises is held: no answer of parts of two versions of one resource (PerResource), nor
+// listener's. What the design promises must hold: no answer of parts of two versions of one resource (PerResource), nor
 // of two changes (PerChange), and none that is older than what was there when it was asked for. What it does not
 // promise is counted and logged.
 func (s *suite) storm(t *testing.T) {

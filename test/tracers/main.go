@@ -1,5 +1,5 @@
-// Tracers is a tracer that is not to be trusted, for tests of Tare: it runs a good one (the words after its own) and
-// does something to what that delivers. What each fault is must show in the counts, and no other.
+// Command tracers is a tracer that is not to be trusted, for tests of Tare: it runs a good tracer, whose command
+// follows the name of the fault, and alters what that delivers. Tare's counts must show this fault and no other:
 //
 //	drop     leaves out every 1,000th event, and says nothing
 //	more     delivers every 1,000th event twice
@@ -50,7 +50,7 @@ func main() {
 }
 
 func run(fault string, command []string) error {
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT) // it ends when the good one has, which is told as well
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT) // it ends when the good one has, which gets the signal too
 	good := exec.Command(command[0], command[1:]...)
 	good.Stderr = os.Stderr
 	good.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -67,8 +67,8 @@ func checkFeatures(t *testing.T, doctor string, mode CgroupMode) {
 	}
 }
 
-// TestMachine: what is the same on all machines with control groups of version 2 alone is shown on one, part by part, for
-// a machine takes longer to boot than most parts. The last takes the control groups away.
+// TestMachine: what is the same on all machines with only control groups of version 2 is shown on one machine, part by
+// part, because a machine takes longer to boot than most parts. The last part removes the control groups.
 func TestMachine(t *testing.T) {
 	t.Parallel()
 	parts := []struct {
@@ -119,7 +119,7 @@ const (
 	modeScript = mounted + "echo next:\ntare doctor --json && echo next: && tare weigh --for 2s --json"
 )
 
-// TestCgroupModes: in the other layouts of control groups, too, which are as they should be, doctor and weigh work.
+// TestCgroupModes: the other layouts of control groups are as they should be, and doctor and weigh work in them, too.
 func TestCgroupModes(t *testing.T) {
 	long.Test(t, "1 min: the older layouts, which other tests have on the machine itself")
 	t.Parallel()
@@ -170,8 +170,8 @@ func checkKernelmesh(t *testing.T, r Result) {
 	}
 }
 
-// On cgroup v2 a program on a group without groups in it can run nowhere else: its time is not sampled, it is known. Of
-// one on a group with two in it, which make connections 3:1, the split is sampled.
+// On cgroup v2, a program on a group without groups in it can run nowhere else, so its time is known without samples.
+// The time of a program on a group with two groups in it, which make connections 3:1, is split by samples.
 const sharesScript = `mkdir -p /sys/fs/cgroup/sole /sys/fs/cgroup/split/a /sys/fs/cgroup/split/b
 tare app http --listen 127.0.0.1:8080 --body 5 >&2 & app=$!
 for g in sole split; do
@@ -232,9 +232,9 @@ func checkShares(t *testing.T, r Result) {
 }
 
 // The quickstart finds that the data plane costs something. The rate is one that an emulated processor holds, the gates
-// are open wide and the windows longer than the quickstart's own, for such a processor is late in everything, and stands
-// still for a second at a time while others have the machine; how large the cost comes out means nothing. One processor
-// is enough: two that are emulated have stood still in it, each waiting for the other.
+// are open wide and the windows longer than the quickstart's own, because such a processor is late in everything, and
+// stands still for a second at a time while others have the machine; how large the cost comes out means nothing. One
+// processor is enough: two that are emulated have stood still in it, each waiting for the other.
 func TestQuickstart(t *testing.T) {
 	long.Test(t, "2 min: two blocks of trials on an emulated machine, which stands still for seconds")
 	t.Parallel()
@@ -287,7 +287,7 @@ func checkUnprivileged(t *testing.T, r Result) {
 	}
 }
 
-// Without any control groups there is nothing to weigh by: both say so, and neither makes a ledger up.
+// Without any control groups there is nothing to weigh by: weigh and doctor say so, and no ledger is made up.
 const noCgroupsScript = mounted +
 	"tare weigh --for 1s --json; echo weigh $?; tare doctor --json >/tmp/doctor; echo doctor $?; cat /tmp/doctor"
 

@@ -53,8 +53,8 @@ func placementSpec(t *testing.T, arms []string) []byte {
 
 // TestPlacementV2 runs sandbox-placement where there is only version 2 of control groups, with runc and with virtual
 // machines: in a machine with a kernel in user mode, in which QEMU runs as it does here. It takes minutes, and so is
-// asked for: TARE_NESTED is how many blocks to run; of TARE_NESTED_ARMS, the arms. TARE_NESTED_OUT is where the run
-// directory is then kept.
+// asked for: TARE_NESTED is how many blocks to run, TARE_NESTED_ARMS names the arms, and TARE_NESTED_OUT is where to
+// keep the run directory.
 func TestPlacementV2(t *testing.T) {
 	blocks, err := strconv.Atoi(os.Getenv("TARE_NESTED"))
 	if err != nil {

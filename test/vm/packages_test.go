@@ -25,8 +25,8 @@ import (
 
 // kernelPackages are packages that read or change the kernel, in parts. Each part has one machine.
 //
-// Two emulated processors are worth no more than one, for one thread runs both (see emulator). What counts by
-// processor, is placed on one, or has programs stand still on one while another works, gets two all the same.
+// Two emulated processors are worth no more than one, because one thread runs both (see emulator). Packages get two all
+// the same if they count by processor, place something on one, or have programs stand still on one while another works.
 type kernelPackages struct {
 	name     string
 	cpus     int
@@ -51,7 +51,7 @@ var furtherPackages = []kernelPackages{
 		"./internal/mesh/store/mapinmap", "./internal/mesh/store/sized", "./internal/mesh/store/snapshot",
 		"./internal/mesh/store/value",
 	}},
-	// Where one processor preempts programs, nothing waits for them that does not say so.
+	// On one processor that preempts programs, only what asks for it (a grace period) waits for them.
 	{"grace", 1, "preempt=full", []string{"./internal/lib/bpf"}},
 }
 
@@ -78,7 +78,7 @@ func TestHostPackages(t *testing.T) {
 	hostPackages.test(t, long.Enabled())
 }
 
-// test runs the tests of the packages in a machine; slow: also those that take it long.
+// test runs the tests of the packages in a machine; if slow is set, also those that take an emulated machine long.
 func (p kernelPackages) test(t *testing.T, slow bool) {
 	root, err := binary.Root()
 	if err != nil {
@@ -125,7 +125,8 @@ func (p kernelPackages) test(t *testing.T, slow bool) {
 	}
 }
 
-// slowdown is how much deadlines under test are longer in an emulated machine, which stands still for seconds.
+// slowdown is the factor by which deadlines under test are longer in an emulated machine, which stands still for
+// seconds.
 const slowdown = 20
 
 // What stands before and after the output of a package's tests: a line, and the beginning of one.

@@ -10,8 +10,8 @@ import (
 	"tare/test/long"
 )
 
-// TestTrace: on an older kernel, with control groups v2 alone, every exec is counted by all three, and what a tracer
-// costs is known.
+// TestTrace: on an older kernel, with control groups v2 alone, every exec is counted in all three arms, and what a
+// tracer costs is known.
 func TestTrace(t *testing.T) {
 	long.Test(t, "2 min: tracers under storms on an emulated machine, which stands still for seconds")
 	t.Parallel()

@@ -69,7 +69,8 @@ func userMode(ctx context.Context, o Options, dir, initramfs string) (*exec.Cmd,
 	cmd := exec.CommandContext(ctx, program, "mem="+strconv.Itoa(o.MemoryMiB)+"M", "initrd="+initramfs, "uml_dir="+dir,
 		"con=null", "con0=null,fd:2", "ssl=null", "ssl1=null,fd:1",
 		"panic=-1", "loglevel=4", o.params())
-	// It waits for what it writes to, which a file cannot do: these make pipes of them.
+	// The kernel polls what it writes to, which does not work with a file. For writers of these types, package exec makes
+	// pipes.
 	cmd.Stdout, cmd.Stderr = struct{ io.Writer }{port}, struct{ io.Writer }{console}
 	cmd.Env = append(os.Environ(), "LD_PRELOAD="+library, "TMPDIR=/dev/shm") // where its memory is a file
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestUserMode boots a kernel in user mode, and has two threads look after vector registers, which c/xstate.c keeps for
-// them.
+// TestUserMode boots a kernel in user mode, in which two threads check that they keep their vector registers.
+// c/xstate.c saves these.
 func TestUserMode(t *testing.T) {
 	if _, _, err := userKernel(); errors.Is(err, ErrMissing) {
 		t.Skip(err)

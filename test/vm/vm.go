@@ -56,7 +56,7 @@ type Options struct {
 	Containers bool                             // its root can be changed (pivot_root): runtimes can make containers
 	UserMode   bool                             // a kernel in user mode and not QEMU, on one processor: usermode.go
 	Timeout    time.Duration                    // from the start of QEMU to its end
-	Progress   func(format string, args ...any) // what to know of a machine that was started again; may be nil
+	Progress   func(format string, args ...any) // reports why a machine is started again; may be nil
 }
 
 func (o Options) progress(format string, args ...any) {
@@ -79,8 +79,8 @@ var initScript []byte
 // ErrMissing is matched by the errors of Boot that say that this machine lacks QEMU, busybox or a kernel.
 var ErrMissing = errors.New("'make test' fetches it")
 
-// Run boots a machine, runs script in its shell as root with tare in the PATH, and returns what came of it. It skips
-// the test when QEMU, busybox or a kernel is missing, and fails it when the machine does not come to its end.
+// Run boots a machine, runs script in its shell as root with tare in the PATH, and returns the result. It skips the
+// test when QEMU, busybox or a kernel is missing, and fails it when the machine does not come to its end.
 func Run(t testing.TB, o Options, script string) Result {
 	t.Helper()
 	o.Progress = t.Logf
@@ -144,9 +144,9 @@ const (
 // else the processors do, so a test of a second may take many.
 const silence = 150 * time.Second
 
-// lockup is how long the guest's kernel may report a processor as stuck ("soft lockup - CPU#1 stuck for 279s!") before
-// the machine counts as hung. No test keeps a processor for so long; shorter ones are the host's, whose other work
-// holds an emulated processor up.
+// lockup is how long, in seconds, the guest's kernel may report a processor as stuck ("soft lockup - CPU#1 stuck for
+// 279s!") before the machine counts as hung. No test keeps a processor for so long; shorter ones are the host's, whose
+// other work holds an emulated processor up.
 const lockup = 90
 
 var errHung = errors.New("the machine hung")
@@ -157,7 +157,7 @@ var ofKernel = regexp.MustCompile(`(?m)^\[ *\d+\.\d+\] .*\n?`)
 var stuck = regexp.MustCompile(`soft lockup - CPU#\d+ stuck for (\d+)s!`)
 
 // hang says why a machine counts as hung, by how long its script has printed nothing, how long the emulator has waited
-// for a CPU, and what the guest's kernel last said; empty while it does not.
+// for a CPU, and what the guest's kernel last said; empty if it does not count as hung.
 func hang(quiet, waited time.Duration, console string) string {
 	for _, m := range stuck.FindAllStringSubmatch(console, -1) {
 		if seconds, err := strconv.Atoi(m[1]); err == nil && seconds >= lockup+int(waited.Seconds()) {
@@ -220,7 +220,7 @@ func emulator(ctx context.Context, k *kit, o Options, dir, initramfs string) *ex
 		"-append", cmdline+" "+o.params())
 }
 
-// params are what init.sh is told, on the kernel's command line.
+// params returns the settings for init.sh, on the kernel's command line.
 func (o Options) params() string {
 	return fmt.Sprintf("tare_cgroups=%s tare_containers=%t %s", o.CgroupMode, o.Containers, o.Cmdline)
 }
@@ -296,7 +296,7 @@ func watch(ctx context.Context, end context.CancelCauseFunc, pid int, atMost tim
 	}
 }
 
-// heldUp is how long the emulator's threads have waited for a CPU of this machine: that of the one that waited longest,
+// heldUp returns how long the emulator's threads have waited for a CPU of this machine: the longest time of one thread,
 // from the second field of /proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst).
 func heldUp(pid int) (longest time.Duration) {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // none when it has ended

@@ -1,4 +1,4 @@
-// Package secret reads what an Envoy proves itself by.
+// Package secret reads the credentials by which an Envoy proves its identity.
 package secret
 
 import (
@@ -13,8 +13,8 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// Credentials are those of a proxy, from the files that its Envoy reads (authority.Credentials.WriteEnvoy), without
-// what the certificate says.
+// Credentials reads a proxy's credentials from the files that its Envoy reads (authority.Credentials.WriteEnvoy):
+// chain, key and roots. The fields that repeat what the certificate says stay empty.
 func Credentials(dir string) (c authority.Credentials, err error) {
 	roots, err := read(filepath.Join(dir, authority.EnvoyRootsFile))
 	if err != nil {

@@ -22,13 +22,13 @@ var Calls = map[uint32]string{
 	unix.SYS_INOTIFY_INIT1: "inotify", unix.SYS_FLOCK: "flock",
 }
 
-// Descriptor are those of them whose first argument is a descriptor of the file that they are about.
+// Descriptor holds those of the calls whose first argument is a descriptor of the file that they work on.
 var Descriptor = map[string]bool{
 	"read": true, "pread64": true, "write": true, "pwrite64": true, "ftruncate": true, "fallocate": true, "fsync": true,
 	"fchmod": true, "getdents": true, "flock": true,
 }
 
-// At are those whose first two arguments are a descriptor of a directory and a path below it.
+// At holds those of the calls whose first two arguments are a descriptor of a directory and a path below it.
 var At = map[string]bool{
 	"openat": true, "openat2": true, "mkdirat": true, "unlinkat": true, "renameat": true, "renameat2": true,
 	"linkat":   true,
@@ -36,8 +36,8 @@ var At = map[string]bool{
 }
 
 // Install puts the filter on this thread and on what it will start or execute, and returns the descriptor by which the
-// calls are received and answered. Where only is the name of a call, no others are handed over. The thread needs
-// CAP_SYS_ADMIN.
+// calls are received and answered. If only is not empty, it is the name of the only call that is handed over. The
+// thread needs CAP_SYS_ADMIN.
 func Install(only string) (listener int, err error) {
 	const number = 0 // offset of nr in struct seccomp_data
 	program := []bpf.Instruction{bpf.LoadAbsolute{Off: number, Size: 4}}

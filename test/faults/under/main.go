@@ -3,7 +3,7 @@
 //
 //	under CALL PROGRAM [ARG...]
 //
-// CALL is the name of the only call that is handed over; all of the filter's when empty.
+// CALL is the name of the only call that is handed over; if it is empty, all of the filter's calls are.
 package main
 
 import (

@@ -76,8 +76,9 @@ func (o Options) withDefaults() (Options, error) {
 // span is one burst as planned, in nanoseconds from the start.
 type span struct{ from, to int64 }
 
-// plan draws the bursts of one CPU. Bursts are uniform between their shortest and longest, gaps likewise on a scale
-// that makes the part come out; each CPU has a stream of its own, so that they are independent.
+// plan draws the bursts of one CPU. The lengths of bursts are uniform between Shortest and Longest, and those of gaps
+// likewise, scaled so that bursts make up the part. Each CPU has a separate random stream, so that CPUs are
+// independent.
 func plan(o Options, cpu int) []span {
 	r := rand.New(rand.NewPCG(o.Seed, uint64(cpu)))
 	draw := func() float64 { return float64(o.Shortest) + r.Float64()*float64(o.Longest-o.Shortest) }
@@ -207,8 +208,8 @@ func (t *thread) prepare() error {
 	return nil
 }
 
-// setFIFO makes the calling thread a real-time one. With CONFIG_RT_GROUP_SCHED only groups with a budget of real-time
-// may hold such threads, which of those of v1 the root alone has by default; the thread then moves there.
+// setFIFO makes the calling thread a real-time one. With CONFIG_RT_GROUP_SCHED only control groups with a budget of
+// real-time may hold such threads. By default only the root group of v1 has one; the thread then moves there.
 func setFIFO() error {
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: rtPriority}
 	err := unix.SchedSetAttr(0, &attr, 0)
@@ -236,7 +237,7 @@ func (t *thread) bursts() {
 	var ts unix.Timespec
 	for i := range t.plan {
 		from, to := t.t0+t.plan[i].from, t.t0+t.plan[i].to
-		// In steps, so that the end is not awaited for longer than one.
+		// It waits in steps, so that it sees within one step that it is to stop.
 		for now := rawMonotonic(&ts); now < from; now = rawMonotonic(&ts) {
 			if t.stop.Load() {
 				return
@@ -259,7 +260,7 @@ func (t *thread) bursts() {
 	}
 }
 
-// rawMonotonic is CLOCK_MONOTONIC by a real system call, for which the kernel may do what is due on this CPU.
+// rawMonotonic reads CLOCK_MONOTONIC by a real system call, during which the kernel may do what is due on this CPU.
 //
 //go:nosplit
 func rawMonotonic(ts *unix.Timespec) int64 {

@@ -28,7 +28,7 @@ type Process struct {
 }
 
 // Start builds the command and runs a neighbour beside a test, until Stop or the test's end. It returns when the first
-// burst is over; a machine that gives no real-time priority skips the test, with that as the reason.
+// burst is over; on a machine that gives no real-time priority, the test is skipped, with that as the reason.
 func Start(t testing.TB, o Options) *Process {
 	t.Helper()
 	path, err := Build(t.TempDir())
@@ -117,10 +117,11 @@ func (p *Process) Stop() error {
 	return p.err
 }
 
-// PID is its process.
+// PID returns the ID of the neighbour's process.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Bursts are those that ended so far, by CPU in their order. The last ones may be missing while it runs.
+// Bursts returns the bursts that have ended so far, those of each CPU in order. The last ones may be missing while the
+// neighbour runs.
 func (p *Process) Bursts() []Burst {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,7 +1,7 @@
-// Package guest is what tests say about themselves to the virtual machines of test/vm, which run the tests of packages
-// that use the kernel once more, on an older one. A machine without hardware help runs code ten to thirty times slower,
-// so a test that the kernel has no part in says so, and runs on the host alone. A test that says nothing runs in both:
-// a new one cannot be left out by accident.
+// Package guest lets tests say something about themselves to the virtual machines of test/vm, which run the tests of
+// packages that use the kernel once more, on an older one. A machine without hardware help runs code ten to thirty
+// times slower, so a test that the kernel has no part in says so, and runs on the host alone. A test that says nothing
+// runs in both: a new one cannot be left out by accident.
 package guest
 
 import (
@@ -11,8 +11,8 @@ import (
 	"tare/test/long"
 )
 
-// Reason is what a test is skipped with that depends on nothing of the kernel; test/vm counts these apart from other
-// skipped tests.
+// Reason is the skip message of a test whose outcome depends on nothing of the kernel; test/vm counts such tests
+// separately from other skipped tests.
 const Reason = "depends on nothing of the kernel"
 
 // KernelFree declares that the outcome of a test depends on nothing of the kernel: neither on its version nor on how
