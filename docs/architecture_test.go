@@ -185,7 +185,7 @@ func pages(t *testing.T) (found []string) {
 	return found
 }
 
-// headings returns the anchors of a page, as GitHub makes them.
+// headings are the anchors of a page, as GitHub makes them.
 func headings(text string) map[string]bool {
 	all := map[string]bool{}
 	for line := range strings.Lines(text) {

@@ -246,8 +246,7 @@ func agent() []cog.Builder[dashboard.Panel] {
 	}
 }
 
-// cluster returns panels of sums over machines. They use the agents' metrics themselves, so that the dashboard needs no
-// recording rules.
+// cluster are sums over machines, from the agents' metrics themselves, so that the dashboard needs no recording rules.
 func cluster() []cog.Builder[dashboard.Panel] {
 	return []cog.Builder[dashboard.Panel]{
 		stacked("Cost by component", cpus,

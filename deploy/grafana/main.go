@@ -28,7 +28,7 @@ func main() {
 	}
 }
 
-// document returns the dashboard as JSON, as in tare.json.
+// document is the dashboard as a file.
 func document() ([]byte, error) {
 	d, err := build()
 	if err != nil {

@@ -1,4 +1,4 @@
-// Command image makes a container image from nothing, of programs that need no other files:
+// Command image makes a container image from nothing, of programs that need nothing beside them:
 //
 //	VERSION=0.1.0 COMMIT=26d72f16 SOURCE_DATE_EPOCH=1790000000 go run ./release/image IMAGE.tar PROGRAM...
 //
@@ -45,7 +45,7 @@ func main() {
 	}
 }
 
-// build holds what the environment says about the programs.
+// build is what the environment says of the programs.
 type build struct {
 	version, commit string
 	created         time.Time

@@ -3,8 +3,8 @@
 //
 //	VERSION=0.1.0 SOURCE_DATE_EPOCH=1790000000 go run ./release/krew DIRECTORY bin/kubectl-tare https://HOST/PATH
 //
-// Run it at the top of the source tree. The archive is to be published below the address. The same program, version and
-// time make the same bytes.
+// It runs at the top of the source tree. The archive is to be published below the address. The same program, version
+// and time make the same bytes.
 package main
 
 import (

@@ -3,8 +3,8 @@
 //
 //	VERSION=0.1.0 SOURCE_DATE_EPOCH=1790000000 MAINTAINER='Name <address>' go run ./release/manuals DIRECTORY
 //
-// Run it at the top of the source tree. DIRECTORY gets a directory for each package. The same source, version, time and
-// maintainer make the same bytes.
+// It runs at the top of the source tree. DIRECTORY gets a directory for each package. The same source, version, time
+// and maintainer make the same bytes.
 package main
 
 import (

@@ -17,7 +17,7 @@ import (
 
 const top = "../.."
 
-// written writes the files of all packages, and returns their directory.
+// written is a directory with the files of all packages.
 func written(t *testing.T) string {
 	t.Helper()
 	t.Setenv("VERSION", "1.2.3-rc.1+4.g0123abcd")

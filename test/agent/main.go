@@ -105,7 +105,7 @@ func hold(want int) error {
 	return nil
 }
 
-// anonymous returns the anonymous memory of this process in bytes (proc_pid_smaps_rollup(5)).
+// anonymous is the anonymous memory of this process in bytes (proc_pid_smaps_rollup(5)).
 func anonymous() (int, error) {
 	text, err := os.ReadFile("/proc/self/smaps_rollup")
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Truth holds the true values of a made run. Times are in seconds.
+// Truth is what a made run holds. Times are in seconds.
 type Truth struct {
 	Blocks int
 	Rates  []string // levels of the factor "rate"; none: no factor

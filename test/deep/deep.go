@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Directory makes a directory in the one that has the descriptor parent, and returns its descriptor. The directory is
-// removed at the end of the test.
+// Directory makes a directory in the one that has the descriptor parent, and gives its descriptor. It is removed at the
+// end of the test.
 func Directory(t *testing.T, parent int, name string) (child int) {
 	t.Helper()
 	if err := unix.Mkdirat(parent, name, 0o755); err != nil {

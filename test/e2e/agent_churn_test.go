@@ -235,7 +235,7 @@ func TestAgentStarved(t *testing.T) {
 		now.total("tare_node_cpu_counted_twice_seconds_total"))
 }
 
-// said returns the value of a metric, and the CPU seconds of groups.
+// said is the value of a metric, and the CPU seconds of groups.
 func (s *scrape) said(metric string, groups ...string) string {
 	text := fmt.Sprint(s.total(metric))
 	for _, path := range groups {

@@ -114,7 +114,7 @@ func (a *tareAgent) getBy(client *http.Client, path string) (status int, body []
 	return answer.StatusCode, body, err
 }
 
-// scrape is the result of a scrape: families by name, and values by name and labels.
+// scrape is what a scrape gave: families by name, and values by name and labels.
 type scrape struct {
 	families map[string]*dto.MetricFamily
 	values   map[string]float64

@@ -537,7 +537,7 @@ func (s smallest) spec(t *testing.T, name string) string {
 	}
 	delete(spec, "quick")
 	spec["blocks"], spec["warmup"], spec["duration"] = 1, "50ms", "300ms"
-	spec["repeat"] = "100%" // the usual 50 % of so short a plan is hardly one attempt
+	spec["repeat"] = "100%" // half of so short a plan, as usual, is hardly an attempt
 	if s.duration != "" {
 		spec["duration"] = s.duration
 	}

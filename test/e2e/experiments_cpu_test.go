@@ -78,7 +78,7 @@ func runCounts(t *testing.T, c *record.Contents) {
 	t.Helper()
 	var ratios []float64
 	for _, tr := range c.Trials {
-		if !tr.Validity.Stands("bpf_seconds_per_connection") { // the metric is of the same two counts
+		if !tr.Validity.Stands("bpf_seconds_per_connection") { // which is of the same two counts
 			continue
 		}
 		runs, opened := float64(programRuns(t, tr, "km_connect4"))/tr.Ledger.Window.Seconds, 0.0
@@ -257,7 +257,7 @@ func compareUsage(t *testing.T, c *record.Contents, seen map[int]usage) {
 	if compared < first/2 || tight < max(1, first/16) {
 		t.Errorf("only %d of %d trials could be compared with the files, and %d to within 10 %%", compared, first, tight)
 	}
-	// Counters are read within 8 ms of the edge, unless the scale is held up at each of its four attempts.
+	// Counters are read within 8 ms of the edge, unless the scale is held up each of four times that it tries.
 	if outside > compared/10 {
 		t.Errorf("in %d of %d trials the ledger has another CPU time of the limited groups than the files", outside, compared)
 	}
@@ -302,7 +302,7 @@ func (u usage) within(start, end time.Time) (lo, hi float64, ok bool) {
 }
 
 // watchUsage follows the CPU time of the groups of a part, by their own files, until the function that it returns is
-// called. That function returns what was read, by trial.
+// called. That gives what was read, by trial.
 func watchUsage(t *testing.T, part string) func() map[int]usage {
 	t.Helper()
 	points, most := map[int]usage{}, map[int]int{}

@@ -84,7 +84,7 @@ type output struct {
 	took           time.Duration
 }
 
-// String formats the output for a test's failure.
+// String shows it in a test's failure.
 func (o output) String() string {
 	return fmt.Sprintf("exit code %d after %s\nstdout:\n%s\nstderr:\n%s", o.code, o.took, o.stdout, o.stderr)
 }
@@ -168,7 +168,7 @@ func (c command) start(t *testing.T) *process {
 	return p
 }
 
-// wait waits for the end. The test fails if that does not come in time. Any exit code is a result.
+// wait waits for the end. The test fails if that does not come in time; whatever the exit code, it is a result.
 func (p *process) wait(t *testing.T) output {
 	t.Helper()
 	<-p.done

@@ -284,7 +284,7 @@ var coordinatorAttacks = []coordinatorAttack{
 	{name: "garbage in HTTP/2", wire: func(w wire) { _, _ = w.Conn.Write([]byte(strings.Repeat("garbage ", 1<<17))) }},
 }
 
-// answered waits for the answer to a ping: by then, the agent has dealt with all earlier messages.
+// answered waits for the answer to a ping: the agent has dealt with what was said before.
 func (s attackStream) answered() error {
 	if err := s.say(`{"ping":{"number":77}}`); err != nil {
 		return err

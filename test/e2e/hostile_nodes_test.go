@@ -40,7 +40,7 @@ loads: {client: {kind: http, to: server, rate: 50, connections: 4, keepalive: fa
 gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1, drift: 1000}
 `
 
-// escapes are characters that steer a terminal, in JSON.
+// escapes are what steers a terminal, in JSON.
 const escapes = `\u001b[2J\u001b]0;owned\u0007\r\u009b31m\u202e`
 
 // attacked is a coordinator, tare run, that waits for nodes.
@@ -134,7 +134,7 @@ func (a *attacked) refusedAs(says ...string) string {
 	}
 	defer hangUp()
 	for _, text := range says {
-		_ = s.SendMsg(text) // the result shows below
+		_ = s.SendMsg(text) // what comes shows below
 	}
 	for {
 		if _, err := hear(s); err != nil {

@@ -305,7 +305,7 @@ var clusterKey = sync.OnceValue(func() jose.JSONWebKey {
 	return jose.JSONWebKey{Key: key, KeyID: "cluster", Algorithm: string(jose.ES256), Use: "sig"}
 })
 
-// lasts says whether the attack still goes on.
+// lasts says whether the attack is not over.
 func (s *siege) lasts() bool { return s.over.Err() == nil }
 
 // credentials reads those of a proxy from its files.
@@ -364,14 +364,14 @@ func (s *siege) grpc(by *tls.Config) *grpc.ClientConn {
 	return cc
 }
 
-// The methods of the discovery service, and the one that asks for a certificate.
+// The methods of the discovery service, and that by which certificates are asked for.
 const (
 	worldMethod   = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
 	deltaMethod   = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
 	certifyMethod = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 )
 
-// speech is a stream of the discovery service, on which a proxy sends what it likes.
+// speech is a stream of the discovery service, of a proxy that says what it likes.
 type speech struct {
 	grpc.ClientStream
 	s *siege
@@ -405,7 +405,7 @@ func (s *siege) stream(method string) *speech {
 	return s.speak(s.grpc(by), method)
 }
 
-// say sends a message, and returns whether that succeeded.
+// say sends a message, and says whether that could be done.
 func (x *speech) say(m proto.Message) bool { return x.text(encodedText(m)) }
 
 func (x *speech) text(b string) bool { return x.SendMsg(b) == nil }
@@ -426,7 +426,7 @@ func (x *speech) hear() (*discoveryv3.DeltaDiscoveryResponse, bool) {
 	return m, x.RecvMsg(&text) == nil && proto.Unmarshal([]byte(text), m) == nil
 }
 
-// drain reads until the stream ends, and returns its status.
+// drain reads until the stream ends, and says how.
 func (x *speech) drain() codes.Code {
 	for {
 		var text string

@@ -293,7 +293,7 @@ var recordAttacks = []struct {
 		f.histograms(histogram(3, 60_000_000_000, make([]byte, 64<<20)))
 	}},
 	{"histograms with counts beyond all numbers", func(f *forged) {
-		count := append(bytes.Repeat([]byte{0xff}, 8), 0x7f) // in ZigZag LEB128
+		count := append(bytes.Repeat([]byte{0xff}, 8), 0x7f) // of ZigZag LEB128
 		f.histograms(histogram(3, 60_000_000_000, bytes.Repeat(count, 1000)))
 	}},
 	{"histograms of negative geometry", func(f *forged) {
@@ -455,7 +455,7 @@ func TestHostileRecords(t *testing.T) {
 				{"compare", good.dir, f.dir, "--anyway", "--all"},
 				{"power", f.dir, "--see", "5%"}, {"plan", f.dir, "--for", "rate=600"},
 			}
-			if !long.Enabled() { // each command, but for some of the attacks only
+			if !long.Enabled() { // each command at some
 				commands = commands[i%len(commands):][:1]
 			}
 			for _, args := range append(commands, []string{"report", f.dir, "--all", "--assert", "cpu_seconds <= +10%"},

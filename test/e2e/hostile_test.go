@@ -180,7 +180,7 @@ func joinAs(t *testing.T, address string, config *tls.Config) (grpc.ClientStream
 	return s, func() { cancel(); cc.Close() }
 }
 
-// wire is one connection on which any bytes of HTTP/2 can be sent.
+// wire is one connection on which any bytes of HTTP/2 can be said.
 type wire struct {
 	net.Conn
 	*http2.Framer
@@ -205,7 +205,7 @@ func (w wire) begin(stream uint32, more ...hpack.HeaderField) error {
 	return w.call(stream, joinMethod, more...)
 }
 
-// call opens a stream, with the given number, of any method.
+// call opens a stream of any method, by its number.
 func (w wire) call(stream uint32, method string, more ...hpack.HeaderField) error {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
@@ -250,7 +250,7 @@ func hungUp(err error) bool {
 	return !errors.As(err, &timeout) || !timeout.Timeout()
 }
 
-// drain reads what the other side says until it hangs up or the deadline passes.
+// drain reads what the other side says until it hangs up or the deadline.
 func (w wire) drain() {
 	buf := make([]byte, 32<<10)
 	for {
@@ -330,7 +330,7 @@ func noEscapes(t *testing.T, what, text string) {
 	}
 }
 
-// sideBySide calls all functions at the same time, and waits for them.
+// sideBySide calls what it is given at the same time, and waits for all.
 func sideBySide(all ...func()) {
 	var wg sync.WaitGroup
 	for _, do := range all {

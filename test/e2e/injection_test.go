@@ -97,7 +97,7 @@ probePort: %s
 	if !roots.AppendCertsFromPEM(bundle) {
 		t.Fatalf("the bundle is none: %s", bundle)
 	}
-	// It connects as an API server does, by the name of the service.
+	// As an API server: by the name of the service.
 	apiserver := &http.Client{Timeout: time.Minute, Transport: &http.Transport{ForceAttemptHTTP2: true,
 		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "controlplane.tare-system.svc"}}}
 	defer apiserver.CloseIdleConnections()

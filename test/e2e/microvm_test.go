@@ -53,7 +53,7 @@ func microvm(t *testing.T) ociRuntime {
 		[]string{"TARE_MICROVM_KERNEL=" + slices.Max(kernels), "TARE_MICROVM_ACCEL=tcg"}}
 }
 
-// peers returns microvm and runc, which are to do the same.
+// peers are microvm and runc, which are to do the same.
 func peers(t *testing.T) []ociRuntime {
 	t.Helper()
 	runc, err := exec.LookPath("runc")
@@ -252,7 +252,7 @@ func ociBundle(t *testing.T, id, script string, change func(*specs.Spec)) string
 	return dir
 }
 
-// groupsOf returns the path of the control group below which those of a container are.
+// groupsOf is the path of the control group that those of a container are below.
 func groupsOf(id string) string { return "/" + id + "-groups" }
 
 // removeGroups removes empty control groups of a test in every hierarchy.
@@ -836,7 +836,7 @@ func TestMicrovmKilled(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
-	whole := time.Second // how long the last one took from its start until it ran
+	whole := time.Second // from the beginning until it runs, as the last one took
 	for i := range len(victims) * times {
 		victim := victims[i%len(victims)]
 		out, err := os.Create(filepath.Join(bundle, "output"))

@@ -59,7 +59,7 @@ func agents(t *testing.T, coordinator int) map[string]int {
 	return found
 }
 
-// underWay says whether an agent has the control group of the load in that trial.
+// underWay says whether an agent has the load's group of that trial.
 func underWay(agent, trial int) bool {
 	group := fmt.Sprintf("tare-trial-%d-p%d-*/work/storm", trial, agent)
 	return slices.ContainsFunc([]string{"", "*"}, func(hierarchy string) bool {
@@ -346,7 +346,7 @@ func TestNodesInterrupted(t *testing.T) {
 	noLinks(t, p.pid)
 }
 
-// usesNetwork returns the processes in those network namespaces.
+// usesNetwork are the processes in those network namespaces.
 func usesNetwork(t *testing.T, networks []string) []string {
 	t.Helper()
 	var who []string

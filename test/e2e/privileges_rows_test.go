@@ -37,7 +37,7 @@ func ends(t *testing.T, p *process) {
 	}
 }
 
-// saidBy waits until a command has printed what the expression matches, and returns the first submatch.
+// saidBy waits until a command has printed what the expression finds, and gives its first group.
 func saidBy(t *testing.T, p *process, out *buffer, expression string) (group string) {
 	t.Helper()
 	find := regexp.MustCompile(expression)

@@ -99,10 +99,10 @@ func named(t *testing.T, text string) (all []cap.Value) {
 	return all
 }
 
-// nameOf returns the name of a capability as messages and pages write it.
+// nameOf is a capability as messages and pages have it.
 func nameOf(c cap.Value) string { return strings.ToUpper(c.String()) }
 
-// without returns all of the capabilities but one.
+// without are all capabilities but one.
 func without(all []cap.Value, one cap.Value) []cap.Value {
 	return slices.DeleteFunc(slices.Clone(all), func(c cap.Value) bool { return c == one })
 }
@@ -178,7 +178,7 @@ func refuses(o output, lacks cap.Value) bool {
 	return o.code == int(fault.Machine) && strings.Contains(o.stderr, nameOf(lacks))
 }
 
-// wrote checks that an actor's files have these names, and that no temporary files are left.
+// wrote checks that an actor's files are those, and that no temporary ones are left.
 func (a actor) wrote(t *testing.T, names ...string) {
 	t.Helper()
 	for dir, want := range map[string][]string{a.dir: names, a.temporary: nil} {
@@ -722,7 +722,7 @@ func warning(l *ledger.Ledger, code string) string {
 func topOfAgentWorks(t *testing.T, a actor) []string {
 	text := tare(t, "weigh", "--for", "100ms", "--hz", "0", "--json").stdout
 	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, text) // what the client reads is compared
+		_, _ = io.WriteString(w, text) // what is read is compared
 	}))
 	defer agent.Close()
 	o := a.done(t, "top", "--agent", agent.Listener.Addr().String(), "--once", "--json")
@@ -944,7 +944,7 @@ func needsFullRings(t *testing.T) {
 	}
 }
 
-// ringsOf returns how many rings of samples a process has mapped.
+// ringsOf is how many rings of samples a process has mapped.
 func ringsOf(t *testing.T, pid int) int {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
@@ -954,8 +954,8 @@ func ringsOf(t *testing.T, pid int) int {
 	return strings.Count(string(text), "anon_inode:[perf_event]")
 }
 
-// disguisedShim starts a process of root that looks like the shim of a sandbox by the name of its file alone, and
-// returns the ID of that sandbox.
+// disguisedShim starts a process of root's that is the shim of a sandbox by the name of its file alone, and gives the
+// id of the sandbox.
 func disguisedShim(t *testing.T) string {
 	t.Helper()
 	shell, err := exec.LookPath("sh")
@@ -1261,8 +1261,7 @@ func TestReadersKeepFewCapabilities(t *testing.T) {
 	}
 }
 
-// keeps says whether all threads have exactly those of the given capabilities that this process has, and cannot get
-// others.
+// keeps says whether threads have just those of some capabilities that this process has, and cannot get others.
 func keeps(status string, some []cap.Value) bool {
 	found := capabilities.FindAllStringSubmatch(status, -1)
 	for _, m := range found {

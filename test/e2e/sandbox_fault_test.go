@@ -26,7 +26,7 @@ func TestOutOfMemory(t *testing.T) {
 loads:
   hungry: {kind: command, command: "tail /dev/zero", inside: true, limits: {memory: 64MiB}}
 `)
-	// The load has used up its memory in half a second, or later on a busy machine; the trial ends then.
+	// It has used that up in half a second, or later on a busy machine; the trial ends then.
 	spec = strings.Replace(spec, "duration: 500ms", "duration: 30s", 1)
 	dir := filepath.Join(t.TempDir(), "out")
 	o := command{args: []string{"run", specFile(t, spec), "--out", dir}, timeout: 3 * time.Minute}.start(t).wait(t)

@@ -22,7 +22,7 @@ import (
 // needs is the list of features in a spec.
 var needs = regexp.MustCompile(`(?m)^needs:\n(- .*\n)+`)
 
-// sideBlocks is the least number of blocks that has intervals of 95 %.
+// sideBlocks is the least that has intervals of 95 %.
 const sideBlocks = 6
 
 // mostApart is the largest part of an experiment's estimates whose intervals in the two runs may lie apart. Two 95 %

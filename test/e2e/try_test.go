@@ -223,7 +223,7 @@ func TestTryRecoversAPlantedAgent(t *testing.T) {
 	}
 }
 
-// missedOf tries the planted agent once, and returns which of its costs were not found.
+// missedOf tries the planted agent once, and says what of it was not found.
 func missedOf(t *testing.T, path string) (missed []string) {
 	t.Helper()
 	o, s, _ := tried(t, "--load", "connections", "--blocks", "6", "--", path, "{cgroup_dir}")

@@ -47,7 +47,7 @@ func TestPlantedWeight(t *testing.T) {
 
 	var windows []plantedWindow
 	for early, wait := 0, time.Second/2; len(windows) < weightWindows; {
-		// The window ends when the load has, however long that takes, so tare is asked for a longer one.
+		// The window ends when the load has, however long that takes, so it is asked for longer than it will be.
 		p := command{args: []string{"weigh", "--for", "1h", "--json", "--tare", "program=" + w.program,
 			"--workload", "a=" + w.group("a"), "--workload", "b=" + w.group("b")}, timeout: 5 * time.Minute}.start(t)
 		launched := time.Now()
@@ -327,7 +327,8 @@ func plantWeight(t *testing.T) *weight {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A step takes 2 ns on one machine and 10 ns on another: a pilot shows how many make a run of the wanted length.
+	// A step takes 2 ns on one machine and 10 ns on another: a pilot tells how many make a run of the length that is
+	// wanted.
 	const few = 1000
 	pilot := filepath.Join(fs, "pilot")
 	w.load(t, object, few, pilot)
@@ -369,7 +370,7 @@ func (w *weight) unload(t *testing.T, pin string) {
 	}
 }
 
-// withSteps returns the object with another value of weight_steps, which stands in its read-only data.
+// withSteps is the object with another value of weight_steps, which stands in its read-only data.
 func withSteps(t *testing.T, object []byte, steps uint32) []byte {
 	t.Helper()
 	f, err := elf.NewFile(bytes.NewReader(object))

@@ -102,7 +102,7 @@ func (r *Runner) Run(ctx context.Context, dir string, f Fault, limit time.Durati
 	if err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil {
 		return nil, fmt.Errorf("waiting: %w\n%s", err, stderr.Bytes())
 	}
-	// Descendants that tare left behind hold the filter. They are to be found later, so do not wait for them for ever.
+	// Descendants that tare left behind hold the filter; they are to be found, not waited for for ever.
 	select {
 	case err = <-supervised:
 	case <-time.After(10 * time.Second):

@@ -18,8 +18,8 @@ import (
 	"tare/test/footprint"
 )
 
-// Verdict is what one fault did to one run. Problems are what must not happen, whatever fails: a run without an end, an
-// end without a documented exit code or without an error, a finished trial that cannot be read, something left behind.
+// Verdict is what one fault did to one run. Problems are what must not be, whatever fails: no end, an end without a
+// documented exit code or without an error, a finished trial that cannot be read, something left behind.
 type Verdict struct {
 	Seed       uint64   `json:"seed"`
 	Experiment string   `json:"experiment"`
@@ -217,7 +217,7 @@ func firstError(text string) string {
 	return ""
 }
 
-// clip returns text or, if that is long, the end of it.
+// clip is the end of a long text.
 func clip(text string) string {
 	const most = 2000
 	if len(text) > most {

@@ -39,8 +39,8 @@ func Look() (Footprint, error) {
 	return f, nil
 }
 
-// Left returns what has been left behind since before was looked at, in order. The kernel frees programs a while after
-// their last holder has gone, so it looks again for some seconds while there is something.
+// Left is what has been left behind since, in order. The kernel frees programs a while after their last holder has
+// gone, so it looks again for some seconds while there is something.
 func (before Footprint) Left() ([]string, error) {
 	var left []string
 	for range 50 {

@@ -26,7 +26,7 @@ const UpdateVariable = "TARE_KERNELS"
 type Machine struct {
 	Kernel   string          `json:"kernel"`   // its first two numbers, such as "6.1"
 	Mode     string          `json:"mode"`     // layout of the control groups: v1, v2, hybrid or none
-	Lockdown string          `json:"lockdown"` // as doctor prints it
+	Lockdown string          `json:"lockdown"` // as doctor tells it
 	Features map[string]bool `json:"features"` // whether it was found, by name
 }
 

@@ -488,7 +488,7 @@ func rules(t *testing.T, g sidecar.Guest, o Options) {
 }
 
 // services: under permissive discovery the client's proxy takes connections to every service of the mesh, by policy to
-// that of its application alone. Proxies that a control plane drives forget services that are taken away.
+// that of its application alone. What a control plane drives forgets services that are taken away.
 func services(t *testing.T, g sidecar.Guest, o Options) {
 	const count = 40
 	for _, discovery := range []string{sidecar.DiscoveryPolicy, sidecar.DiscoveryPermissive} {

@@ -212,7 +212,7 @@ func (x *Trial) StartSubject(
 	return p, nil
 }
 
-// starter returns the starter of a process in a group, and in the network that the proxies have for it.
+// starter gives how a process is started in a group, and in the network that the proxies have for it.
 func (x *Trial) starter(g kind.Group, as kind.Role, name string) (child.Starter, error) {
 	n, ok := x.part.(kind.Networked)
 	if !ok {
@@ -411,7 +411,7 @@ func (x *Trial) Failure() error {
 	}
 }
 
-// NoFailure checks that nothing has failed the trial so far.
+// NoFailure sees that nothing failed the trial so far.
 func (x *Trial) NoFailure() {
 	x.T.Helper()
 	select {

@@ -38,8 +38,7 @@ var factor = sync.OnceValue(func() int {
 	return scale(typical(slowest), least)
 })
 
-// typical is the median of three measurements: a machine that stands still once does so in one of them, and is not
-// slow.
+// typical is the median of three measurements: a machine that stands still once is in one of them, and is not slow.
 func typical(measure func() time.Duration) time.Duration {
 	all := []time.Duration{measure(), measure(), measure()}
 	slices.Sort(all)

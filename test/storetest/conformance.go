@@ -252,8 +252,8 @@ func (c *checker) numbered(id uint32) bool {
 	return false
 }
 
-// chiSquare fails where what was counted is less likely than one in a million. Destinations that are expected less than
-// 5 times are counted together.
+// chiSquare fails where what was counted is less likely than one in a million. What is expected less than 5 times
+// counts together.
 func chiSquare(t testing.TB, q mesh.Question, counts map[meshmodel.Destination]int,
 	parts map[meshmodel.Destination]float64, n int) {
 	t.Helper()

@@ -287,7 +287,7 @@ func checkUnprivileged(t *testing.T, r Result) {
 	}
 }
 
-// Without any control groups there is nothing to weigh by: weigh and doctor say so, and no ledger is made up.
+// Without any control groups there is nothing to weigh by: both say so, and neither makes a ledger up.
 const noCgroupsScript = mounted +
 	"tare weigh --for 1s --json; echo weigh $?; tare doctor --json >/tmp/doctor; echo doctor $?; cat /tmp/doctor"
 

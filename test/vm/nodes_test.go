@@ -13,7 +13,7 @@ import (
 
 // An agent and a coordinator run a trial of a tracer on an older kernel with control groups v2 alone, and every event
 // is counted there. Local nodes need pairs of virtual interfaces, which this kernel has as a module that is not here:
-// tare says so, with a hint.
+// that is said with its hint.
 func TestNodes(t *testing.T) {
 	long.Test(t, "3 min: trials of a node on an emulated machine, which stands still for seconds")
 	t.Parallel()

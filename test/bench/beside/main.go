@@ -40,7 +40,7 @@ func main() {
 	}
 }
 
-// sample is a value of one group at one moment.
+// sample is what was read at one moment of one group.
 type sample struct {
 	at    time.Time
 	value float64
@@ -188,7 +188,7 @@ func (w *watch) table(trials []record.Trial) error {
 	return nil
 }
 
-// within returns the median of the samples between two times; NaN if there are none.
+// within is the median of what was read between two times; NaN for none.
 func within(all []sample, from, to time.Time) float64 {
 	var in []float64
 	for _, s := range all {

@@ -368,7 +368,7 @@ func weigh(o options) (err error) {
 	return json.NewEncoder(os.Stdout).Encode(result)
 }
 
-// storm has all proxies connect again at once, in turn without and with some that behave badly.
+// storm has all proxies connect again at once, in turn with and without some of bad manners.
 func (o options) storm(ctx context.Context, p *plane, f *fleet.Fleet, result map[string]any) error {
 	good := func(int) fleet.Manner { return fleet.Manner{} }
 	bad := func(i int) fleet.Manner {
@@ -396,7 +396,7 @@ func (o options) storm(ctx context.Context, p *plane, f *fleet.Fleet, result map
 		if err != nil {
 			return err
 		}
-		// The slow proxies, a hundredth of all, are the last.
+		// The slow ones, a hundredth, are the last.
 		took[n%2 == 1] = append(took[n%2 == 1], float64(at[len(at)-1-o.proxies/100]-began)/1e9)
 		if n%2 == 1 {
 			memory, err := p.settled()

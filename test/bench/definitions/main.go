@@ -211,7 +211,7 @@ func histogramQuantile(q float64, h *hdrhistogram.Histogram) float64 {
 	return from + (bounds[i]-from)*(rank-below)/(count[i]-below)
 }
 
-// pooled returns all requests of some trials in one histogram.
+// pooled are all requests of some trials in one histogram.
 func pooled(of []trial, name string) (*hdrhistogram.Histogram, error) {
 	var all []*hdrhistogram.Histogram
 	for _, t := range of {

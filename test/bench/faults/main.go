@@ -142,7 +142,7 @@ func (b *bench) again(ctx context.Context, found []faults.Verdict) error {
 	return nil
 }
 
-// latest returns the last verdict of each seed, in order of the seeds.
+// latest are the last verdicts of each seed, by seed.
 func latest(found []faults.Verdict) []faults.Verdict {
 	bySeed := map[uint64]faults.Verdict{}
 	for _, v := range found {
@@ -173,7 +173,7 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, until ti
 		}
 		verdicts, err := b.try(ctx, some)
 		if ctx.Err() != nil {
-			return nil // an interrupted run has no verdict
+			return nil // an interrupted run found nothing
 		}
 		if err != nil {
 			return err

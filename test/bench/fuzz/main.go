@@ -192,7 +192,7 @@ func cache(ctx context.Context) (string, error) {
 	return filepath.Join(strings.TrimSpace(string(out)), "fuzz"), nil
 }
 
-// binary compiles the tests of a package for fuzzing, unless that was done before, and returns the path.
+// binary compiles the tests of a package for fuzzing, if that was not done.
 func (b *bench) binary(ctx context.Context, t found) (string, error) {
 	b.compiling.Lock()
 	defer b.compiling.Unlock()
@@ -252,7 +252,7 @@ func (b *bench) search(ctx context.Context, t found) error {
 	b.busy[t.name()] = false
 	b.seconds[t.name()] += t.Seconds
 	if t.Failed != "" {
-		b.busy[t.name()] = true // a further search would find the same again
+		b.busy[t.name()] = true // it would find the same again
 		fmt.Printf("%s failed: %s\n", t.name(), t.Failed)
 	}
 	return campaign.Append(b.state, t)

@@ -169,8 +169,7 @@ func (o outcomes) take(metric, arm string, at block, m measure) {
 	}
 }
 
-// pairs are the values of two arms in the blocks in which both ran, in order, and the number of these blocks in which a
-// value is lost.
+// pairs are the values of two arms in the blocks in which both ran, in order, and in how many of these one is lost.
 func (o outcomes) pairs(metric, base, arm string) (pairs []stats.Pair, lost int) {
 	for _, at := range slices.SortedFunc(maps.Keys(o.ran[arm]), block.compare) {
 		if !o.ran[base][at] {

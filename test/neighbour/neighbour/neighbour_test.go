@@ -184,7 +184,7 @@ func TestEnds(t *testing.T) {
 	})
 }
 
-// gone fails the test if a process goes on running.
+// gone fails the test if a process is there that still runs.
 func gone(t *testing.T, pid int) {
 	t.Helper()
 	for range 100 { // its descriptors close a moment before it is gone

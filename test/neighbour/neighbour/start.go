@@ -28,7 +28,7 @@ type Process struct {
 }
 
 // Start builds the command and runs a neighbour beside a test, until Stop or the test's end. It returns when the first
-// burst is over; on a machine that gives no real-time priority, the test is skipped, with that as the reason.
+// burst is over; a machine that gives no real-time priority skips the test, with that as the reason.
 func Start(t testing.TB, o Options) *Process {
 	t.Helper()
 	path, err := Build(t.TempDir())
