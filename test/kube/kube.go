@@ -2,8 +2,9 @@
 // which test/kube/build has put into the user's cache directory. Up starts one, and whatever happens to the test,
 // nothing of it is left: a watcher (test/kube/cluster) removes it when the test's process ends, however that ends.
 //
-// A cluster is in separate namespaces. Nodes are as kind's are, with PIDs and control groups of their own, or
-// machine nodes, which share those of the machine, as a node that is a machine does.
+// A cluster is in separate namespaces. A node is as one of kind is, with PIDs and control groups of its own, or a
+// machine node, which shares those of this machine, or an emulated machine with its own kernel and control groups of
+// version 2 alone.
 package kube
 
 import (
@@ -27,6 +28,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"tare/test/binary"
+	"tare/test/vm"
 )
 
 // Options say what a cluster is of.
@@ -34,6 +36,7 @@ type Options struct {
 	Name         string   // of its control group and directory; empty: a name by the process
 	Nodes        int      // real nodes, n1, n2, ...; 0: 1
 	MachineNodes int      // of these, how many (from n1) share the machine's PIDs and control groups
+	Emulated     int      // of these, how many (the last; not n1) are emulated machines, ready after a minute
 	Images       []string // archives of images that every node has, beside tare.test/web:1
 	GVisor       string   // directory with gVisor's runsc and its shim; then nodes have the handler runsc
 }
@@ -88,6 +91,9 @@ func Up(t testing.TB, o Options) *Cluster {
 		t.Skip("needs root")
 	}
 	c, err := Start(o)
+	if errors.Is(err, vm.ErrMissing) {
+		t.Skip(err)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +134,8 @@ func Start(o Options) (_ *Cluster, err error) {
 
 	c.watcher = exec.Command("unshare", "--mount", "--propagation", "private", filepath.Join(root, "test/kube/cluster"))
 	c.watcher.Env = append(os.Environ(), "NAME="+o.Name, "STATE="+c.Dir, "BIN="+c.bin,
-		fmt.Sprint("NODES=", o.Nodes), fmt.Sprint("MACHINE_NODES=", o.MachineNodes), "GVISOR="+o.GVisor)
+		fmt.Sprint("NODES=", o.Nodes), fmt.Sprint("MACHINE_NODES=", o.MachineNodes),
+		fmt.Sprint("EMULATED_NODES=", o.Emulated), "EMULATED_CMDLINE="+vm.Cmdline, "GVISOR="+o.GVisor)
 	c.watcher.Dir = "/"
 	c.watcher.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C at the terminal is not for it
 	c.watcher.Stderr = &c.stderr
@@ -166,6 +173,11 @@ func Start(o Options) (_ *Cluster, err error) {
 	}
 	if err := c.images(o.Images); err != nil {
 		return nil, err
+	}
+	if o.Emulated > 0 {
+		if err := emulated(filepath.Join(c.Dir, "emulated")); err != nil {
+			return nil, err
+		}
 	}
 	c.wg.Go(c.forward)
 	if _, err := io.WriteString(c.stdin, "go\n"); err != nil {
@@ -330,7 +342,8 @@ func (c *Cluster) Down() error {
 // logErrors logs the last errors that every component has reported.
 func (c *Cluster) logErrors(t testing.TB) {
 	logs, _ := filepath.Glob(filepath.Join(c.Dir, "log/*"))
-	for _, path := range logs {
+	emulated, _ := filepath.Glob(filepath.Join(c.Dir, "n*/log/*"))
+	for _, path := range slices.Concat(logs, emulated) {
 		data, _ := os.ReadFile(path)
 		lines := slices.DeleteFunc(strings.Split(string(data), "\n"), func(line string) bool {
 			return !strings.HasPrefix(line, "E") && !strings.HasPrefix(line, "F") && !strings.Contains(line, "level=error")

@@ -31,6 +31,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/sandboxes/cpio"
+	"tare/internal/sandboxes/microvm"
 	"tare/test/binary"
 	"tare/test/owned"
 )
@@ -199,10 +200,11 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// cmdline is the kernel's. The last two leave out work that costs an emulated processor much and changes nothing that a
-// test looks at: the thunks of indirect calls, which an emulated processor does not need, and the clearing of memory
-// that the kernel is about to fill, which took a sixth of the kernel's time while programs were loaded.
-const cmdline = "console=ttyS0 panic=-1 loglevel=4 no_timer_check clocksource=hpet mitigations=off init_on_alloc=0"
+// Cmdline is the command line of kernels on emulated machines. The last two parameters leave out work that costs an
+// emulated processor much and changes nothing that a test looks at: the thunks of indirect calls, which an emulated
+// processor does not need, and the clearing of memory that the kernel is about to fill, which took a sixth of the
+// kernel's time while programs were loaded.
+const Cmdline = "console=ttyS0 panic=-1 loglevel=4 no_timer_check clocksource=hpet mitigations=off init_on_alloc=0"
 
 // emulator is the command that runs QEMU. One thread runs all processors in turn, and goes on to the next whenever one
 // does nothing but wait (pause, which the kernel's spin locks do). With a thread for each, machines of two hung in most
@@ -217,7 +219,7 @@ func emulator(ctx context.Context, k *kit, o Options, dir, initramfs string) *ex
 		"-kernel", k.kernel, "-initrd", initramfs,
 		"-chardev", "file,id=console,path="+filepath.Join(dir, "console"), "-device", "isa-serial,chardev=console",
 		"-chardev", "file,id=port,path="+filepath.Join(dir, "port"), "-device", "isa-serial,chardev=port",
-		"-append", cmdline+" "+o.params())
+		"-append", Cmdline+" "+o.params())
 }
 
 // params returns the settings for init.sh, on the kernel's command line.
@@ -369,7 +371,7 @@ var prepare = sync.OnceValues(func() (*kit, error) {
 	if k.kernel, err = findKernel(cache); err != nil {
 		return nil, err
 	}
-	busybox, applets, err := findBusybox()
+	busybox, applets, err := Busybox()
 	if err != nil {
 		return nil, err
 	}
@@ -405,8 +407,21 @@ func findKernel(cache string) (string, error) {
 	return slices.Max(found), nil
 }
 
-// findBusybox returns a static busybox and the names it goes by.
-func findBusybox() (program []byte, applets []string, err error) {
+// Kernel finds the kernel of emulated machines, with its modules. The error matches ErrMissing where there is none.
+func Kernel() (microvm.Kernel, error) {
+	cache, err := binary.Cache()
+	if err != nil {
+		return microvm.Kernel{}, err
+	}
+	path, err := findKernel(cache)
+	if err != nil {
+		return microvm.Kernel{}, err
+	}
+	return microvm.FindKernel(path)
+}
+
+// Busybox returns a static busybox and the names it goes by. The error matches ErrMissing where there is none.
+func Busybox() (program []byte, applets []string, err error) {
 	const what = "a static busybox (Debian package busybox-static)"
 	path, err := exec.LookPath("busybox")
 	if err != nil {
