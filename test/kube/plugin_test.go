@@ -484,6 +484,55 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	})
 }
 
+// TestInstalledBeside: install and uninstall leave a namespace as it was that others have created, with what is in it.
+func TestInstalledBeside(t *testing.T) {
+	long.Test(t, "30 s: agents in a namespace of others")
+	p := upWithPlugin(t, Options{Nodes: 1})
+	if err := p.Apply(`
+apiVersion: v1
+kind: Namespace
+metadata: {name: theirs, labels: {team: shop}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: precious, namespace: theirs}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
+`); err != nil {
+		t.Fatal(err)
+	}
+	labels := func() string {
+		out, err := p.Kubectl("get", "namespace", "theirs", "-o", "jsonpath={.metadata.labels}")
+		if err != nil {
+			t.Error(err)
+		}
+		return out
+	}
+	before := labels()
+	out, errs, code := p.tare("install", "-n", "theirs", "--image", agentImage)
+	if code != 0 || strings.Count(out, "applied") != 4 {
+		t.Fatalf("install: exit code %d\n%s%s", code, out, errs)
+	}
+	if _, err := p.Kubectl("rollout", "status", "-n", "theirs", "daemonset/tare-agent", "--timeout=60s"); err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, code := p.tare("uninstall", "-n", "theirs"); code != 0 || strings.Count(out, "removed") != 4 {
+		t.Errorf("uninstall: exit code %d\n%s%s", code, out, errs)
+	}
+	if _, err := p.Kubectl("get", "configmap", "-n", "theirs", "precious"); err != nil {
+		t.Error(err)
+	}
+	if after := labels(); after != before {
+		t.Errorf("the namespace has the labels %s, and had %s", after, before)
+	}
+	_, errs, code = p.tare("install", "-n", "strict", "--image", agentImage)
+	if code != 2 || !strings.Contains(errs, "kubectl label") {
+		t.Errorf("install where privileged pods are refused: exit code %d\n%s", code, errs)
+	}
+}
+
 // TestProtected: agents with TLS and a password give windows to those who have both, through the API server, and others
 // learn what is missing.
 func TestProtected(t *testing.T) {

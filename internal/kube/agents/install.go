@@ -16,10 +16,21 @@ import (
 	"tare/deploy"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
+	"tare/internal/lib/text"
 )
 
 // InstalledNamespace is the default namespace of Install.
 const InstalledNamespace = "tare"
+
+// createdLabel, with the value Manager, is the label of a namespace that Install has created, and that Uninstall may
+// therefore delete with all that is in it. podSecurityLabel holds the least Pod Security level that a namespace's pods
+// must meet (kubernetes.io/docs/concepts/security/pod-security-admission).
+const (
+	createdLabel     = "app.kubernetes.io/created-by"
+	podSecurityLabel = "pod-security.kubernetes.io/enforce"
+	privileged       = "privileged"
+	namespaceKind    = "Namespace"
+)
 
 // objects returns the objects that Install applies, in order. Their label lets Uninstall recognize them.
 func objects(namespace, image string) ([]*unstructured.Unstructured, error) {
@@ -33,12 +44,14 @@ func objects(namespace, image string) ([]*unstructured.Unstructured, error) {
 			labels = map[string]string{}
 		}
 		labels[managedLabel] = Manager
-		o.SetLabels(labels)
-		switch o.GetKind() {
-		case "Namespace":
+		if o.GetKind() == namespaceKind {
+			labels[createdLabel] = Manager
+			o.SetLabels(labels)
 			o.SetName(namespace)
 			continue
-		case "DaemonSet":
+		}
+		o.SetLabels(labels)
+		if o.GetKind() == "DaemonSet" {
 			containers, _, err := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "containers")
 			if err == nil {
 				containers[0].(map[string]any)["image"] = image
@@ -69,7 +82,7 @@ func (c *Cluster) resource(o *unstructured.Unstructured) (dynamic.ResourceInterf
 }
 
 // Install installs tare-agent on every node permanently, or updates it. It calls say with each object that it has
-// applied.
+// applied. A namespace that it has not created stays as it is.
 func (c *Cluster) Install(ctx context.Context, namespace, image string, say func(what string)) error {
 	all, err := objects(namespace, image)
 	if err != nil {
@@ -77,10 +90,19 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 	}
 	for _, o := range all {
 		r, err := c.resource(o)
-		if err == nil {
-			_, err = r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: Manager})
-		}
 		if err != nil {
+			return err
+		}
+		if o.GetKind() == namespaceKind {
+			theirs, err := isTheirs(ctx, r, o.GetName())
+			if err != nil {
+				return err
+			}
+			if theirs {
+				continue
+			}
+		}
+		if _, err := r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: Manager}); err != nil {
 			if apierrors.IsConflict(err) {
 				return fault.Wrap(err, fault.Usage, "", "change it with the tool that installed it, or remove it first",
 					"%s is managed by another tool", nameOf(o))
@@ -92,11 +114,29 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 	return nil
 }
 
+// isTheirs returns true if a namespace exists that Install has not created. It is an error if that refuses the agents'
+// pods.
+func isTheirs(ctx context.Context, r dynamic.ResourceInterface, name string) (bool, error) {
+	is, err := r.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && is.GetLabels()[createdLabel] == Manager:
+		return false, nil
+	case err != nil:
+		return false, refused(err, "looking for the namespace "+name)
+	}
+	if level := is.GetLabels()[podSecurityLabel]; level != "" && level != privileged {
+		return true, fault.New(fault.Usage, "namespace "+name, fmt.Sprintf("choose another with -n, or kubectl label "+
+			"--overwrite namespace %s %s=%s", name, podSecurityLabel, privileged),
+			"it has the Pod Security level %s, which refuses pods that see the whole node", text.Clip(level))
+	}
+	return true, nil
+}
+
 // goneWithin is how long Uninstall waits for an object to go. A namespace goes after all that is in it.
 const goneWithin = 2 * time.Minute
 
-// Uninstall removes everything that Install has applied to a namespace, and then the namespace itself with all that is
-// in it, even if it existed before Install. Objects without Install's label stay. It calls say with each object when it
+// Uninstall removes everything that Install has applied to a namespace, and then, if Install has created it, the
+// namespace itself with all that is in it. Objects without Install's labels stay. It calls say with each object when it
 // is gone.
 func (c *Cluster) Uninstall(ctx context.Context, namespace string, say func(what string)) error {
 	all, err := objects(namespace, "")
@@ -110,7 +150,11 @@ func (c *Cluster) Uninstall(ctx context.Context, namespace string, say func(what
 			return err
 		}
 		is, err := r.Get(ctx, o.GetName(), metav1.GetOptions{})
-		if err == nil && is.GetLabels()[managedLabel] != Manager {
+		ours := managedLabel
+		if o.GetKind() == namespaceKind {
+			ours = createdLabel
+		}
+		if err == nil && is.GetLabels()[ours] != Manager {
 			continue
 		}
 		if err == nil {

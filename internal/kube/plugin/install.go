@@ -22,8 +22,9 @@ func newInstall(c *connection) *cobra.Command {
 		Use:   "install",
 		Short: "Install tare-agent on every node, for Prometheus and for 'kubectl tare weigh'",
 		Long: `Install applies the manifests of deploy/kubernetes: a DaemonSet of tare-agent with the rights of docs/security.md,
-its configuration and a Service, in the namespace "tare" or that of -n, which gets the Pod Security level "privileged".
-Applying them again, also with another image, changes what is installed.`,
+its configuration and a Service, in the namespace "tare" or that of -n. It creates the namespace, with the Pod Security
+level "privileged"; one that exists stays as it is. Applying them again, also with another image, changes what is
+installed.`,
 		Example: `  kubectl tare install --image registry.example.com/tare-agent:0.1.0
   kubectl -n tare rollout status daemonset/tare-agent`,
 		Args: usage.NoArgs,
@@ -48,7 +49,7 @@ func newUninstall(c *connection) *cobra.Command {
 		Use:   "uninstall",
 		Short: "Remove what 'kubectl tare install' has installed",
 		Long: `Uninstall removes what 'kubectl tare install' has installed in the namespace "tare" or that of -n, and then the
-namespace if install made it, with all that is in it. What Helm or others have installed stays.`,
+namespace if install created it, with all that is in it. What Helm or others have installed stays.`,
 		Example: "  kubectl tare uninstall",
 		Args:    usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
