@@ -81,31 +81,40 @@ func (c *Cluster) resource(o *unstructured.Unstructured) (dynamic.ResourceInterf
 	return r.Namespace(o.GetNamespace()), nil
 }
 
+// ownLabel returns the label that, with the value Manager, marks an object as Install's.
+func ownLabel(o *unstructured.Unstructured) string {
+	if o.GetKind() == namespaceKind {
+		return createdLabel
+	}
+	return managedLabel
+}
+
 // Install installs tare-agent on every node permanently, or updates it. It calls say with each object that it has
-// applied. A namespace that it has not created stays as it is.
+// applied. A namespace that it has not created stays as it is; if another object is not its own, it changes nothing and
+// returns an error.
 func (c *Cluster) Install(ctx context.Context, namespace, image string, say func(what string)) error {
 	all, err := objects(namespace, image)
 	if err != nil {
 		return err
 	}
+	var own []*unstructured.Unstructured
 	for _, o := range all {
+		theirs, err := c.isTheirs(ctx, o)
+		if err != nil {
+			return err
+		}
+		if !theirs {
+			own = append(own, o)
+		}
+	}
+	for _, o := range own {
 		r, err := c.resource(o)
 		if err != nil {
 			return err
 		}
-		if o.GetKind() == namespaceKind {
-			theirs, err := isTheirs(ctx, r, o.GetName())
-			if err != nil {
-				return err
-			}
-			if theirs {
-				continue
-			}
-		}
 		if _, err := r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: Manager}); err != nil {
 			if apierrors.IsConflict(err) {
-				return fault.Wrap(err, fault.Usage, "", "change it with the tool that installed it, or remove it first",
-					"%s is managed by another tool", nameOf(o))
+				return fault.Wrap(err, fault.Usage, "", byOthers, "%s is managed by another tool", nameOf(o))
 			}
 			return refused(err, "installing "+nameOf(o))
 		}
@@ -114,19 +123,28 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 	return nil
 }
 
-// isTheirs returns true if a namespace exists that Install has not created. It is an error if that refuses the agents'
+const byOthers = "change it with the tool that installed it, or remove it first"
+
+// isTheirs reports whether an object exists in the cluster that Install has not created. It is an error if the object
+// is not a namespace, because Apply takes over whatever has equal values, and if it is one that refuses the agents'
 // pods.
-func isTheirs(ctx context.Context, r dynamic.ResourceInterface, name string) (bool, error) {
-	is, err := r.Get(ctx, name, metav1.GetOptions{})
+func (c *Cluster) isTheirs(ctx context.Context, o *unstructured.Unstructured) (bool, error) {
+	r, err := c.resource(o)
+	if err != nil {
+		return false, err
+	}
+	is, err := r.Get(ctx, o.GetName(), metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err), err == nil && is.GetLabels()[createdLabel] == Manager:
+	case apierrors.IsNotFound(err), err == nil && is.GetLabels()[ownLabel(o)] == Manager:
 		return false, nil
 	case err != nil:
-		return false, refused(err, "looking for the namespace "+name)
+		return false, refused(err, "looking for "+nameOf(o))
+	case o.GetKind() != namespaceKind:
+		return true, fault.New(fault.Usage, "", byOthers, "%s was not created by kubectl tare install", nameOf(o))
 	}
 	if level := is.GetLabels()[podSecurityLabel]; level != "" && level != privileged {
-		return true, fault.New(fault.Usage, "namespace "+name, fmt.Sprintf("choose another with -n, or kubectl label "+
-			"--overwrite namespace %s %s=%s", name, podSecurityLabel, privileged),
+		return true, fault.New(fault.Usage, nameOf(o), fmt.Sprintf("choose another with -n, or kubectl label "+
+			"--overwrite namespace %s %s=%s", o.GetName(), podSecurityLabel, privileged),
 			"it has the Pod Security level %s, which refuses pods that see the whole node", text.Clip(level))
 	}
 	return true, nil
@@ -150,11 +168,7 @@ func (c *Cluster) Uninstall(ctx context.Context, namespace string, say func(what
 			return err
 		}
 		is, err := r.Get(ctx, o.GetName(), metav1.GetOptions{})
-		ours := managedLabel
-		if o.GetKind() == namespaceKind {
-			ours = createdLabel
-		}
-		if err == nil && is.GetLabels()[ours] != Manager {
+		if err == nil && is.GetLabels()[ownLabel(o)] != Manager {
 			continue
 		}
 		if err == nil {
