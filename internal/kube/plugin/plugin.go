@@ -93,6 +93,9 @@ type connection struct {
 	overrides clientcmd.ConfigOverrides
 }
 
+// credentials are the names of kubectl's flags whose values are secret, or of no use without a secret.
+var credentials = []string{clientcmd.FlagBearerToken, clientcmd.FlagUsername, clientcmd.FlagPassword}
+
 func (c *connection) register(f *pflag.FlagSet) {
 	c.rules = clientcmd.NewDefaultClientConfigLoadingRules()
 	f.StringVar(&c.rules.ExplicitPath, "kubeconfig", "", "path of the kubeconfig `file` to use")

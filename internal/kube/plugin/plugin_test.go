@@ -13,6 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/tools/clientcmd"
+
 	"tare/internal/kube/agents"
 	"tare/internal/lib/fault"
 )
@@ -151,6 +154,23 @@ func TestOlder(t *testing.T) {
 		if older(version) != want {
 			t.Errorf("%q: %v", version, !want)
 		}
+	}
+}
+
+// TestCredentials: of the flags that kubectl keeps out of its logs, those with the names of files and of users stay in
+// the record of a run, and all others do not.
+func TestCredentials(t *testing.T) {
+	recorded := []string{clientcmd.FlagCertFile, clientcmd.FlagKeyFile, clientcmd.FlagImpersonate,
+		clientcmd.FlagImpersonateUID, clientcmd.FlagImpersonateGroup}
+	var got []string
+	Command().PersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if len(f.Annotations["classified"]) > 0 && !slices.Contains(recorded, f.Name) {
+			got = append(got, f.Name)
+		}
+	})
+	slices.Sort(got)
+	if want := slices.Sorted(slices.Values(credentials)); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

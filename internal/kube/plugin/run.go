@@ -39,7 +39,7 @@ type runFlags struct {
 }
 
 func newRun(c *connection) *cobra.Command {
-	var f runFlags
+	f := runFlags{Flags: session.Flags{Unrecorded: credentials}}
 	cmd := &cobra.Command{
 		Use:   "run NAME|FILE.yaml",
 		Short: "Run an experiment in pods, print its answer, and write the run directory",

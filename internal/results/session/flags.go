@@ -15,7 +15,9 @@ type Flags struct {
 	Seed      uint64
 	Overrides spec.Overrides
 	Show      Show
-	seeded    bool
+	// Unrecorded are names of flags, each with a value, that are left out of the command in the record.
+	Unrecorded []string
+	seeded     bool
 }
 
 // Show selects the parts of a result that are printed.

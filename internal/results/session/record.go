@@ -32,7 +32,7 @@ func (f Flags) Record(s *spec.Spec, program, args []string, in record.Environmen
 		Experiment: s.Name, Question: s.Question, Spec: resolved, Baseline: s.BaselineName(), Seed: f.Seed, Blocks: s.Blocks,
 		Plan:    engine.Plan(s, f.Seed),
 		Started: now, Version: self.Version, Build: self.Build(), Environment: in,
-		Command: again(program, args),
+		Command: again(program, args, append([]string{"out"}, f.Unrecorded...)),
 	}
 	r.Headline, r.Metrics, r.Until = s.Headlines(), measured.Definitions(), s.Until.Seconds()
 	r.Phrases, r.Traits, r.Lacks = s.Phrases(), s.Traits(), s.Lacks()
@@ -60,18 +60,21 @@ func withFlag(command []string, flag string) []string {
 	return slices.Insert(command, at, flag)
 }
 
-// again returns the command that repeats an experiment, without --out: a run never overwrites another.
-func again(program, args []string) []string {
+// again returns the command that repeats an experiment, without some flags: --out, because a run never overwrites
+// another, and those with credentials, because others read the record.
+func again(program, args, without []string) []string {
 	command := slices.Clone(program)
 	for i := 0; i < len(args); i++ {
-		switch {
-		case args[i] == "--":
+		if args[i] == "--" {
 			return append(command, args[i:]...)
-		case args[i] == "--out":
-			i++
-		case strings.HasPrefix(args[i], "--out="):
-		default:
+		}
+		flag, isLong := strings.CutPrefix(args[i], "--")
+		name, _, hasValue := strings.Cut(flag, "=")
+		switch {
+		case !isLong || !slices.Contains(without, name):
 			command = append(command, args[i])
+		case !hasValue:
+			i++ // the value
 		}
 	}
 	return command

@@ -11,8 +11,11 @@ func TestAgain(t *testing.T) {
 		{[]string{"run", "--out=d", "quickstart"}, []string{"tare", "run", "quickstart"}},
 		{[]string{"run", "quickstart", "--set", "rate=1,2"}, []string{"tare", "run", "quickstart", "--set", "rate=1,2"}},
 		{[]string{"run", "quickstart", "--out"}, []string{"tare", "run", "quickstart"}},
+		{[]string{"--token", "s", "run", "quickstart"}, []string{"tare", "run", "quickstart"}},
+		{[]string{"run", "--token=s=", "quickstart", "-n", "token"}, []string{"tare", "run", "quickstart", "-n", "token"}},
+		{[]string{"run", "token", "--token-file=x"}, []string{"tare", "run", "token", "--token-file=x"}},
 	} {
-		if got := again([]string{"tare"}, c.args); !slices.Equal(got, c.want) {
+		if got := again([]string{"tare"}, c.args, []string{"out", "token"}); !slices.Equal(got, c.want) {
 			t.Errorf("%q: got %q, want %q", c.args, got, c.want)
 		}
 	}
@@ -20,7 +23,8 @@ func TestAgain(t *testing.T) {
 
 // TestAgainWithACommand: flags of the command that is tried are not tare's.
 func TestAgainWithACommand(t *testing.T) {
-	got := withFlag(again([]string{"tare"}, []string{"try", "--out", "a", "--", "x", "--out", "b"}), "--seed=1")
+	got := withFlag(again([]string{"tare"}, []string{"try", "--out", "a", "--", "x", "--out", "b"},
+		[]string{"out"}), "--seed=1")
 	if want := []string{"tare", "try", "--seed=1", "--", "x", "--out", "b"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
