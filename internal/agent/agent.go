@@ -52,7 +52,7 @@ eBPF program, and who pays for it; and what the agent itself costs.
   /healthz    200 if the machine can be weighed
 
 A scrape reads the counters. Every counter begins at 0 when the agent starts. What cannot be read is absent, and
-tare_agent_collector_success is 0 for it.
+tare_agent_collector_success is 0 for it. Where CPU time cannot be read, the scrape fails.
 
 To see everything without being root, the agent needs the capabilities CAP_SYS_ADMIN (eBPF programs and maps),
 CAP_PERFMON and CAP_BPF (samples, stolen time), CAP_SYSLOG, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH. Without one of them

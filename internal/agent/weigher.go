@@ -102,11 +102,12 @@ func (w *weigher) untilDue() time.Duration {
 	return max(wait, fresh/10)
 }
 
-// each calls builder.each with the current totals.
+// each calls builder.each with the current totals. It fails if the last reading did: the totals before it would look
+// like those of a machine that does nothing.
 func (w *weigher) each(has func(string, uint64) bool, f func(*dto.MetricFamily, uint64) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.totals.Last == nil { // no reading has succeeded yet
+	if w.err != nil || w.totals.Last == nil { // after a failure or before the first reading
 		return w.err
 	}
 	v := &view{Totals: w.totals, started: w.started, parts: w.parts, skipped: w.scale.Skipped()}

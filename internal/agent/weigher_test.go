@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/procfs"
 
 	"tare/internal/lib/param"
@@ -34,12 +35,39 @@ func (*failing) Parts() []meter.Part { return nil }
 func (*failing) Skipped() int        { return 0 }
 func (*failing) Close() error        { return nil }
 
+func weigherOf(s scale) *weigher {
+	return &weigher{c: &configuration{Values: param.Defaults(settings)}, log: slog.New(slog.DiscardHandler),
+		ctx: context.Background(), scale: s, totals: live.NewTotals(live.Options{}), names: names.Open(names.Options{}),
+		charger: &charger{}, parts: map[string]meter.Part{}}
+}
+
+// TestFailedReading: after a reading that failed, there are no metrics rather than those of the reading before.
+func TestFailedReading(t *testing.T) {
+	scale := &failing{}
+	w := weigherOf(scale)
+	for _, fails := range []bool{true, false, true, false} {
+		if scale.ticks = 0; fails {
+			scale.n = 1
+		} else {
+			scale.n = 0
+		}
+		w.read = time.Time{}
+		w.reading(time.Now())
+		metrics := 0
+		err := w.each(func(string, uint64) bool { return false }, func(*dto.MetricFamily, uint64) error {
+			metrics++
+			return nil
+		})
+		if (err != nil) != fails || (metrics == 0) != fails {
+			t.Errorf("%d metrics, error %v, after a reading that failed: %v", metrics, err, fails)
+		}
+	}
+}
+
 // health reports the present state: after a failed reading it reads again, but not more often than needed.
 func TestHealth(t *testing.T) {
 	scale := &failing{n: 1}
-	w := &weigher{c: &configuration{Values: param.Defaults(settings)}, log: slog.New(slog.DiscardHandler),
-		ctx: context.Background(), scale: scale, totals: live.NewTotals(live.Options{}), names: names.Open(names.Options{}),
-		charger: &charger{}, parts: map[string]meter.Part{}}
+	w := weigherOf(scale)
 	w.reading(time.Now())
 	if err := w.health(); err == nil || scale.ticks != 1 {
 		t.Fatalf("after a reading that failed: %v, %d readings", err, scale.ticks)
