@@ -91,7 +91,7 @@ func ownLabel(o *unstructured.Unstructured) string {
 
 // Install installs tare-agent on every node permanently, or updates it. It calls say with each object that it has
 // applied. A namespace that it has not created stays as it is; if another object is not its own, it changes nothing and
-// returns an error.
+// returns an error. It is also an error if the cluster then refuses to create the agents' pods.
 func (c *Cluster) Install(ctx context.Context, namespace, image string, say func(what string)) error {
 	all, err := objects(namespace, image)
 	if err != nil {
@@ -120,7 +120,41 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 		}
 		say(nameOf(o))
 	}
+	return c.created(ctx, namespace)
+}
+
+// createdWithin is how long Install waits for the agents' pods.
+const createdWithin = 10 * time.Second
+
+// created waits for a limited time until the installed agents have a pod for every node. If the cluster refuses one,
+// the error has its reason.
+func (c *Cluster) created(ctx context.Context, namespace string) error {
+	for began := time.Now(); time.Since(began) < createdWithin; {
+		set, err := c.apps.DaemonSets(namespace).Get(ctx, installedName, metav1.GetOptions{})
+		if err != nil {
+			return refused(err, "looking for the agents")
+		}
+		s := &set.Status
+		if s.ObservedGeneration >= set.Generation && s.CurrentNumberScheduled >= s.DesiredNumberScheduled {
+			return nil
+		}
+		events, err := c.core.Events(namespace).List(ctx, metav1.ListOptions{Limit: 1, FieldSelector: "reason=FailedCreate," +
+			"involvedObject.name=" + set.Name + ",involvedObject.uid=" + string(set.UID)})
+		if err == nil && len(events.Items) > 0 { // without the right to list events, no reason is known
+			return fault.New(fault.Machine, "namespace "+namespace, admits(namespace), "the cluster refuses the agents: %s",
+				text.ClipLine(events.Items[0].Message, maxRefusal))
+		}
+		if err := pace.Sleep(ctx, startPoll); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// admits returns a hint on how to have agents admitted that a namespace refuses.
+func admits(namespace string) string {
+	return fmt.Sprintf("choose another with -n, or kubectl label --overwrite namespace %s %s=%s", namespace,
+		podSecurityLabel, privileged)
 }
 
 const byOthers = "change it with the tool that installed it, or remove it first"
@@ -143,8 +177,7 @@ func (c *Cluster) isTheirs(ctx context.Context, o *unstructured.Unstructured) (b
 		return true, fault.New(fault.Usage, "", byOthers, "%s was not created by kubectl tare install", nameOf(o))
 	}
 	if level := is.GetLabels()[podSecurityLabel]; level != "" && level != privileged {
-		return true, fault.New(fault.Usage, nameOf(o), fmt.Sprintf("choose another with -n, or kubectl label "+
-			"--overwrite namespace %s %s=%s", o.GetName(), podSecurityLabel, privileged),
+		return true, fault.New(fault.Usage, nameOf(o), admits(o.GetName()),
 			"it has the Pod Security level %s, which refuses pods that see the whole node", text.Clip(level))
 	}
 	return true, nil

@@ -78,7 +78,7 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	}
 	add("cluster", true, "Kubernetes %s", version)
 	in := namespaceOf(namespace)
-	_, installed, findErr := c.Find(ctx, namespace)
+	set, installed, findErr := c.Find(ctx, namespace)
 	if len(installed) > 0 {
 		in = installed[0].Namespace
 	}
@@ -108,24 +108,16 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	default:
 		add("run", true, "all of deploy/kubernetes/run.yaml, with the pods of experiments in %s", experiments)
 	}
-	if nodes, err := c.Nodes(ctx); err != nil {
+	nodes, err := c.Nodes(ctx)
+	if err != nil {
 		add("nodes", false, "%v", err)
-	} else {
-		examineNodes(nodes, add)
 	}
+	examineNodes(nodes, add)
 	switch {
 	case findErr != nil:
 		add("agents", false, "%v", findErr)
-	case len(installed) > 0:
-		run, why := 0, ""
-		for _, a := range installed {
-			if a.Failed == "" {
-				run++
-			} else {
-				why = ": " + a.Node + ": " + a.Failed
-			}
-		}
-		add("agents", run == len(installed), "installed in %s; %d of %d run%s", in, run, len(installed), why)
+	case set.UID != "":
+		examineAgents(set.Namespace, installed, nodes, add)
 		return all, nil
 	default:
 		add("agents", true, "none are installed: weigh deploys them from --image, or see 'kubectl tare install'")
@@ -164,6 +156,37 @@ func examineNodes(nodes []agents.Node, add func(what string, ok bool, format str
 		add("nodes", true, "%d with %s", kernels[kind], kind)
 	}
 }
+
+// examineAgents checks that each ready node with Linux has an installed agent that runs.
+func examineAgents(
+	namespace string,
+	installed []agents.Agent,
+	nodes []agents.Node,
+	add func(what string, ok bool, format string, args ...any),
+) {
+	run, why := 0, ""
+	bare := map[string]bool{} // nodes without an agent
+	for i := range nodes {
+		if n := &nodes[i]; n.Ready && n.OS == "linux" {
+			bare[n.Name] = true
+		}
+	}
+	for _, a := range installed {
+		delete(bare, a.Node)
+		if a.Failed == "" {
+			run++
+		} else {
+			why = ": " + a.Node + ": " + a.Failed
+		}
+	}
+	if len(bare) > 0 {
+		why += "; there is none on " + text.ClipLine(strings.Join(slices.Sorted(maps.Keys(bare)), ", "), maxNames)
+	}
+	add("agents", run == len(installed) && len(bare) == 0, "installed in %s; %d of %d run%s", namespace, run,
+		len(installed), why)
+}
+
+const maxNames = 200 // bytes of names of nodes
 
 // older reports whether a kernel is too old. It returns false for a version in an unknown form.
 func older(version string) bool {

@@ -24,7 +24,8 @@ func newInstall(c *connection) *cobra.Command {
 		Long: `Install applies the manifests of deploy/kubernetes: a DaemonSet of tare-agent with the rights of docs/security.md,
 its configuration and a Service, in the namespace "tare" or that of -n. It creates the namespace, with the Pod Security
 level "privileged"; one that exists stays as it is. Applying them again, also with another image, changes what is
-installed. Where Helm or others have installed any of these objects, it changes nothing, and the exit code is 2.`,
+installed. Where Helm or others have installed any of these objects, it changes nothing, and the exit code is 2. If the
+cluster refuses to create the agents' pods, the exit code is 3.`,
 		Example: `  kubectl tare install --image registry.example.com/tare-agent:0.1.0
   kubectl -n tare rollout status daemonset/tare-agent`,
 		Args: usage.NoArgs,

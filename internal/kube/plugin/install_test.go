@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -10,14 +11,17 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// stored simulates an API server. It holds objects, in JSON, by their paths.
+const agentSet = "/apis/apps/v1/namespaces/tare/daemonsets/tare-agent"
+
+// stored simulates an API server. It holds objects, in JSON, by their paths. What it holds as PATH/status, a part of an
+// object in JSON, becomes part of what is applied at PATH.
 type stored map[string]string
 
 func (s stored) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.Method {
 	case http.MethodPatch:
 		body, _ := io.ReadAll(r.Body) // the client refuses an object that is not whole
-		s[r.URL.Path] = string(body)
+		s[r.URL.Path] = strings.Replace(string(body), "{", "{"+s[r.URL.Path+"/status"], 1)
 	case http.MethodDelete:
 		defer delete(s, r.URL.Path)
 	}
@@ -38,7 +42,7 @@ func TestInstall(t *testing.T) {
 		if err != nil || strings.Count(out, "applied") != 5 {
 			t.Fatalf("install: %v\n%s", err, out)
 		}
-		if set := cluster["/apis/apps/v1/namespaces/tare/daemonsets/tare-agent"]; !strings.Contains(set, `"image":"`+image) {
+		if set := cluster[agentSet]; !strings.Contains(set, `"image":"`+image) {
 			t.Errorf("not with the image %s: %s", image, set)
 		}
 	}
@@ -51,10 +55,10 @@ func TestInstall(t *testing.T) {
 // uninstall leaves it.
 func TestInstallOverOthers(t *testing.T) {
 	for path, kind := range map[string]string{
-		"/api/v1/namespaces/tare/serviceaccounts/tare-agent":  `"kind": "ServiceAccount", "apiVersion": "v1"`,
-		"/api/v1/namespaces/tare/configmaps/tare-agent":       `"kind": "ConfigMap", "apiVersion": "v1"`,
-		"/api/v1/namespaces/tare/services/tare-agent":         `"kind": "Service", "apiVersion": "v1"`,
-		"/apis/apps/v1/namespaces/tare/daemonsets/tare-agent": `"kind": "DaemonSet", "apiVersion": "apps/v1"`,
+		"/api/v1/namespaces/tare/serviceaccounts/tare-agent": `"kind": "ServiceAccount", "apiVersion": "v1"`,
+		"/api/v1/namespaces/tare/configmaps/tare-agent":      `"kind": "ConfigMap", "apiVersion": "v1"`,
+		"/api/v1/namespaces/tare/services/tare-agent":        `"kind": "Service", "apiVersion": "v1"`,
+		agentSet: `"kind": "DaemonSet", "apiVersion": "apps/v1"`,
 	} {
 		cluster := stored{path: "{" + kind + `, "metadata": {"name": "tare-agent", "namespace": "tare"}}`}
 		before := maps.Clone(cluster)
@@ -66,6 +70,59 @@ func TestInstallOverOthers(t *testing.T) {
 		out, err = run(t, cluster, "uninstall")
 		if err != nil || out != "nothing to remove\n" || !maps.Equal(cluster, before) {
 			t.Errorf("uninstall: %v\n%s", err, out)
+		}
+	}
+}
+
+// TestInstallRefused: if the cluster refuses the agents' pods, install has the cluster's reason.
+func TestInstallRefused(t *testing.T) {
+	cluster := stored{
+		agentSet + "/status": `"status": {"desiredNumberScheduled": 2, "currentNumberScheduled": 1}, `,
+		"/api/v1/namespaces/tare/events": `{"kind": "EventList", "apiVersion": "v1", "items": [{"message":
+			"pods \"tare-agent-\" is forbidden: violates PodSecurity \"baseline:latest\""}]}`,
+	}
+	out, err := run(t, cluster, "install", "--image", "a")
+	if fault.CodeOf(err) != fault.Machine || strings.Count(out, "applied") != 5 ||
+		!strings.Contains(err.Error(), `violates PodSecurity "baseline:latest"`) ||
+		!strings.Contains(fault.HintOf(err), "kubectl label --overwrite namespace tare ") {
+		t.Errorf("%v (%s)\n%s", err, fault.HintOf(err), out)
+	}
+}
+
+// TestDoctorOfInstalled: doctor names nodes without an installed agent.
+func TestDoctorOfInstalled(t *testing.T) {
+	node := func(name, system string) string {
+		return fmt.Sprintf(`{"metadata": {"name": %q}, "status": {"nodeInfo": {"operatingSystem": %q, "kernelVersion": "6.1"},
+			"conditions": [{"type": "Ready", "status": "True"}]}}`, name, system)
+	}
+	pod := func(node string) string {
+		return fmt.Sprintf(`{"metadata": {"namespace": "tare", "ownerReferences": [{"uid": "u", "controller": true}]},
+			"spec": {"nodeName": %q}, "status": {"containerStatuses": [{"state": {"running": {}}}]}}`, node)
+	}
+	list := func(kind, version string, items ...string) string {
+		return fmt.Sprintf(`{"kind": %q, "apiVersion": %q, "items": [%s]}`, kind, version, strings.Join(items, ", "))
+	}
+	for name, c := range map[string]struct {
+		pods []string
+		code fault.Code
+		says string
+	}{
+		"on each": {[]string{pod("n1"), pod("n2")}, fault.OK, "ok  agents     installed in tare; 2 of 2 run\n"},
+		"not on one": {[]string{pod("n2")}, fault.Machine,
+			"no  agents     installed in tare; 1 of 1 run; there is none on n1\n"},
+		"on none": {nil, fault.Machine, "no  agents     installed in tare; 0 of 0 run; there is none on n1, n2\n"},
+	} {
+		out, err := run(t, stored{
+			"/version": `{"gitVersion": "v1.37.2"}`,
+			"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": `{"kind": "SelfSubjectAccessReview",
+				"apiVersion": "authorization.k8s.io/v1", "status": {"allowed": true}}`,
+			"/api/v1/nodes": list("NodeList", "v1", node("n1", "linux"), node("n2", "linux")),
+			"/apis/apps/v1/daemonsets": list("DaemonSetList", "apps/v1", `{"metadata": {"namespace": "tare", "uid": "u"},
+				"spec": {"selector": {}, "template": {"spec": {"hostPID": true, "containers": [{}]}}}}`),
+			"/api/v1/namespaces/tare/pods": list("PodList", "v1", c.pods...),
+		}, "doctor")
+		if fault.CodeOf(err) != c.code || !strings.Contains(out, c.says) {
+			t.Errorf("%s: %v\n%s", name, err, out)
 		}
 	}
 }
