@@ -129,8 +129,8 @@ var metrics = []metric{
 				for p, bytes := range places {
 					b.add(float64(bytes), placeValues(append(b.scratch[:0], kind), p)...)
 				}
-				if _, omitted, _ := v.Places.Rest(); omitted > 0 {
-					b.add(float64(rest), kind, other)
+				if _, omitted, _ := v.Places.Rest(); omitted > 0 && rest != nil {
+					b.add(float64(*rest), kind, other)
 				}
 			}
 		}},

@@ -419,9 +419,10 @@ func (t *Totals) begins(path string) begun {
 }
 
 // Memory returns the memory in bytes, at the end of the last ledger, of each place that has a total, and of all others
-// together (rest). of(memory) returns the wanted kind of memory of a group, or nil if it is unknown. The memory of a
-// place excludes places inside it. The iterator is valid until the next method call.
-func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace iter.Seq2[Place, int64], rest int64) {
+// together: rest, or nil if the memory of one of these is unknown. of(memory) returns the wanted kind of memory of a
+// group, or nil if it is unknown. The memory of a place excludes places inside it. The iterator is valid until the next
+// method call.
+func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace iter.Seq2[Place, int64], rest *int64) {
 	w, n := &t.work, len(t.places.all)
 	w.bytes, w.counted, w.unknown = fit(w.bytes, n), fit(w.counted, n), fit(w.unknown, n)
 	for i, b := range t.begun {
@@ -446,10 +447,18 @@ func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace iter.Seq2[Place
 			w.bytes[b.around] -= *bytes
 		}
 	}
+	sum, isKnown := int64(0), true
 	for n, bytes := range w.bytes {
-		if w.counted[n] && !w.unknown[n] && !w.listed[n] {
-			rest += max(bytes, 0)
+		switch {
+		case w.listed[n]:
+		case w.unknown[n]:
+			isKnown = false
+		case w.counted[n]:
+			sum += max(bytes, 0)
 		}
+	}
+	if isKnown {
+		rest = &sum
 	}
 	return func(yield func(Place, int64) bool) {
 		for n, place := range t.places.all {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"tare/internal/lib/known"
 	"tare/internal/scale/ledger"
 )
 
@@ -255,11 +256,34 @@ func TestNamedPlaces(t *testing.T) {
 			t.Errorf("%+v has %g s and %d bytes, want %g and %g", place, cpu[place], memory[place], want, 10*want)
 		}
 	}
-	if rest != 0 || totals.Namespaces.Sum() != 6 || maps.Collect(totals.Namespaces.All())["shop"] != 5 {
-		t.Errorf("rest %d bytes, namespaces %v", rest, maps.Collect(totals.Namespaces.All()))
+	if *rest != 0 || totals.Namespaces.Sum() != 6 || maps.Collect(totals.Namespaces.All())["shop"] != 5 {
+		t.Errorf("rest %d bytes, namespaces %v", *rest, maps.Collect(totals.Namespaces.All()))
 	}
 	if got := totals.PlaceOf("/pods/cart/proxy/new"); got != side {
 		t.Errorf("a group that is not known yet is in %+v, want the place around it", got)
+	}
+}
+
+// TestMemoryOfOthers: the memory of places without a total is known only if that of each is.
+func TestMemoryOfOthers(t *testing.T) {
+	for name, c := range map[string]struct{ biggest, other, another, want *int64 }{
+		"known":             {new(int64(50)), new(int64(3)), new(int64(4)), new(int64(7))},
+		"not of one":        {new(int64(50)), new(int64(3)), nil, nil},
+		"of none":           {new(int64(50)), nil, nil, nil},
+		"not of the listed": {nil, new(int64(3)), new(int64(4)), new(int64(7))},
+	} {
+		totals := NewTotals(Options{Most: 1, Name: func(path string) Place { return Place{Top: path} }})
+		l := window(0)
+		for i, hard := range []*int64{c.biggest, c.other, c.another} {
+			g := group(fmt.Sprint("/", i), float64(3-i))
+			g.Memory = &ledger.Memory{Hard: hard}
+			l.Cgroups = append(l.Cgroups, g)
+		}
+		totals.Add(l)
+		_, rest := totals.Memory(func(m *ledger.Memory) *int64 { return m.Hard })
+		if known.Or(rest, -1) != known.Or(c.want, -1) {
+			t.Errorf("%s: %d bytes, want %d; -1 is unknown", name, known.Or(rest, -1), known.Or(c.want, -1))
+		}
 	}
 }
 
@@ -294,7 +318,7 @@ func TestMemoryVersion(t *testing.T) {
 			random.Shuffle(len(l.Cgroups), func(i, j int) { l.Cgroups[i], l.Cgroups[j] = l.Cgroups[j], l.Cgroups[i] })
 			totals.Add(l)
 			places, rest := totals.Memory(func(m *ledger.Memory) *int64 { return m.Hard })
-			now, version := said{maps.Collect(places), rest}, totals.MemoryVersion()
+			now, version := said{maps.Collect(places), known.Or(rest, -1)}, totals.MemoryVersion()
 			if before, had := was[version]; had && (!maps.Equal(before.places, now.places) || before.rest != now.rest) {
 				t.Fatalf("seed %d, tick %d: %+v and %+v have the same version", seed, tick, before, now)
 			}
