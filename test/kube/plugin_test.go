@@ -485,6 +485,7 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 }
 
 // TestInstalledBeside: install and uninstall leave a namespace as it was that others have created, with what is in it.
+// Where an object is there, or pods are refused, install says so.
 func TestInstalledBeside(t *testing.T) {
 	long.Test(t, "30 s: agents in a namespace of others")
 	p := upWithPlugin(t, Options{Nodes: 1})
@@ -500,6 +501,24 @@ metadata: {name: precious, namespace: theirs}
 apiVersion: v1
 kind: Namespace
 metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: half}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: tare-agent, namespace: half}
+automountServiceAccountToken: false
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: full}
+---
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: none, namespace: full}
+spec: {hard: {pods: 0}}
 `); err != nil {
 		t.Fatal(err)
 	}
@@ -530,6 +549,21 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	_, errs, code = p.tare("install", "-n", "strict", "--image", agentImage)
 	if code != 2 || !strings.Contains(errs, "kubectl label") {
 		t.Errorf("install where privileged pods are refused: exit code %d\n%s", code, errs)
+	}
+	out, errs, code = p.tare("install", "-n", "half", "--image", agentImage)
+	if code != 2 || out != "" || !strings.Contains(errs, "serviceaccount/tare-agent in half was not created") {
+		t.Errorf("install over an object of others: exit code %d\n%s%s", code, out, errs)
+	}
+	if out, _, code := p.tare("uninstall", "-n", "half"); code != 0 || out != "nothing to remove\n" {
+		t.Errorf("uninstall: exit code %d\n%s", code, out)
+	}
+	out, errs, code = p.tare("install", "-n", "full", "--image", agentImage)
+	if code != 3 || strings.Count(out, "applied") != 4 || !strings.Contains(errs, "exceeded quota") {
+		t.Errorf("install where no pod is admitted: exit code %d\n%s%s", code, out, errs)
+	}
+	out, _, code = p.tare("doctor", "--agents-namespace", "full")
+	if code != 3 || !strings.Contains(out, "installed in full; 0 of 0 run; there is none on n1\n") {
+		t.Errorf("doctor without an agent: exit code %d\n%s", code, out)
 	}
 }
 
