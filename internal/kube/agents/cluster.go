@@ -99,11 +99,15 @@ func podOf(p *api.Pod) cluster.Pod {
 	for i, key := range []string{istioStatus, meshStatus} {
 		_ = json.Unmarshal([]byte(p.Annotations[key]), &by[i]) // invalid JSON names no containers
 	}
+	ids := map[string]string{}
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		_, ids[c.Name], _ = strings.Cut(c.ContainerID, "://")
+	}
 	add := func(name string, class cluster.Class, injected ...[]string) {
 		if class != cluster.Sidecar && slices.Contains(slices.Concat(injected...), name) {
 			class = cluster.Injected
 		}
-		pod.Containers = append(pod.Containers, cluster.Container{Name: name, Class: class})
+		pod.Containers = append(pod.Containers, cluster.Container{Name: name, ID: ids[name], Class: class})
 	}
 	for i := range p.Spec.InitContainers {
 		class := cluster.Init

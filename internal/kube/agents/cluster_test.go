@@ -22,12 +22,14 @@ func TestPodOf(t *testing.T) {
 	p.Spec.InitContainers = []api.Container{{Name: "istio-init"}, {Name: "log", RestartPolicy: &always},
 		{Name: "prepare"}}
 	p.Spec.Containers = []api.Container{{Name: "web"}, {Name: "istio-proxy"}}
+	p.Status.InitContainerStatuses = []api.ContainerStatus{{Name: "log", ContainerID: "containerd://0123"}}
+	p.Status.ContainerStatuses = []api.ContainerStatus{{Name: "istio-proxy", ContainerID: "docker://4567"}, {Name: "web"}}
 	got := podOf(&p)
 	want := cluster.Pod{Namespace: "shop", Name: "web-5d4f8-abcde", UID: "u", ConfigHash: "h", Node: "n1",
 		Labels: p.Labels, OwnerKind: "Deployment", Owner: "web",
 		Containers: []cluster.Container{{Name: "istio-init", Class: cluster.Injected},
-			{Name: "log", Class: cluster.Sidecar}, {Name: "prepare", Class: cluster.Init}, {Name: "web", Class: cluster.App},
-			{Name: "istio-proxy", Class: cluster.Injected}}}
+			{Name: "log", ID: "0123", Class: cluster.Sidecar}, {Name: "prepare", Class: cluster.Init},
+			{Name: "web", Class: cluster.App}, {Name: "istio-proxy", ID: "4567", Class: cluster.Injected}}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
