@@ -86,14 +86,17 @@ func (c *Cluster) Pods(ctx context.Context) (pods []cluster.Pod, err error) {
 
 // Annotations in which other components describe a pod.
 const (
-	configHash  = "kubernetes.io/config.hash" // by the kubelet: UID of a static pod on its node
-	istioStatus = "sidecar.istio.io/status"   // by Istio's injector: the containers that it added
-	meshStatus  = "mesh.tare/status"          // by Tare's injector: the same (docs/injection.md)
+	mirrorOf    = "kubernetes.io/config.mirror" // by the kubelet: UID on the node of the static pod that this one mirrors
+	istioStatus = "sidecar.istio.io/status"     // by Istio's injector: the containers that it added
+	meshStatus  = "mesh.tare/status"            // by Tare's injector: the same (docs/injection.md)
 )
 
 func podOf(p *api.Pod) cluster.Pod {
-	pod := cluster.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), ConfigHash: p.Annotations[configHash],
-		Node: p.Spec.NodeName, Labels: p.Labels}
+	pod := cluster.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Node: p.Spec.NodeName,
+		Labels: p.Labels}
+	if o := metav1.GetControllerOf(p); o != nil && o.Kind == "Node" {
+		pod.ConfigHash = p.Annotations[mirrorOf]
+	}
 	pod.OwnerKind, pod.Owner = workloadOf(p)
 	var by [2]struct{ Containers, InitContainers []string }
 	for i, key := range []string{istioStatus, meshStatus} {

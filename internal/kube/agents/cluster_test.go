@@ -13,7 +13,7 @@ import (
 
 func TestPodOf(t *testing.T) {
 	p := api.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-5d4f8-abcde", UID: "u",
-		Annotations: map[string]string{configHash: "h",
+		Annotations: map[string]string{"kubernetes.io/config.hash": "h", mirrorOf: "h",
 			istioStatus: `{"containers":["istio-proxy"],"initContainers":["istio-init"]}`},
 		Labels:          map[string]string{"pod-template-hash": "5d4f8"},
 		OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web-5d4f8", Controller: new(true)}}}}
@@ -25,7 +25,7 @@ func TestPodOf(t *testing.T) {
 	p.Status.InitContainerStatuses = []api.ContainerStatus{{Name: "log", ContainerID: "containerd://0123"}}
 	p.Status.ContainerStatuses = []api.ContainerStatus{{Name: "istio-proxy", ContainerID: "docker://4567"}, {Name: "web"}}
 	got := podOf(&p)
-	want := cluster.Pod{Namespace: "shop", Name: "web-5d4f8-abcde", UID: "u", ConfigHash: "h", Node: "n1",
+	want := cluster.Pod{Namespace: "shop", Name: "web-5d4f8-abcde", UID: "u", Node: "n1",
 		Labels: p.Labels, OwnerKind: "Deployment", Owner: "web",
 		Containers: []cluster.Container{{Name: "istio-init", Class: cluster.Injected},
 			{Name: "log", ID: "0123", Class: cluster.Sidecar}, {Name: "prepare", Class: cluster.Init},
@@ -40,6 +40,19 @@ func TestPodOf(t *testing.T) {
 	p.Annotations[meshStatus] = "\x1b["
 	if got := podOf(&p); got.Containers[4].Class != cluster.App {
 		t.Errorf("an annotation that is no JSON injects: %+v", got.Containers)
+	}
+}
+
+// TestMirror: only a pod that a node owns stands for a static pod.
+func TestMirror(t *testing.T) {
+	for kind, want := range map[string]string{"Node": "h", "ReplicaSet": "", "": ""} {
+		p := &api.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{mirrorOf: "h"}}}
+		if kind != "" {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: "n1", Controller: new(true)}}
+		}
+		if got := podOf(p).ConfigHash; got != want {
+			t.Errorf("with an owner of kind %q: %q, want %q", kind, got, want)
+		}
 	}
 }
 

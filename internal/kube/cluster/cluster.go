@@ -48,8 +48,8 @@ type Pod struct {
 	Namespace string
 	Name      string
 	UID       string
-	// ConfigHash is the UID of a static pod on its node, from the annotation kubernetes.io/config.hash. Its mirror in the
-	// cluster has another UID.
+	// ConfigHash is the UID of a static pod on its node, which the kubelet writes in an annotation of the pod's mirror in
+	// the cluster. The mirror has another UID.
 	ConfigHash string
 	Node       string
 	Labels     map[string]string

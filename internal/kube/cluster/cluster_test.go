@@ -329,6 +329,30 @@ func TestDisagreement(t *testing.T) {
 	}
 }
 
+// TestStaticPods: a static pod is found by the UID that it has on its node, and no pod takes over the UID of another.
+func TestStaticPods(t *testing.T) {
+	for _, at := range []int{0, 2} { // first or last among the pods
+		pods := slices.Insert(clustertest.Pods(1), at, cluster.Pod{Namespace: "evil", Name: "x", UID: "uid-x",
+			ConfigHash: "uid-web-0", Node: "node-0"})
+		for i := range pods {
+			if p := &pods[i]; p.Namespace == "kube-system" {
+				p.UID, p.ConfigHash = "uid-mirror", p.UID
+			}
+		}
+		m := cluster.New(pods, cluster.Options{Containers: true})
+		m.Add(clustertest.Node(0, clustertest.Ledger(0)))
+		c := m.Finish()
+		addsUp(t, c)
+		got := map[string]float64{}
+		for _, r := range c.Namespaces {
+			got[r.Namespace] = r.CPU.GrossKnown()
+		}
+		if got["evil"] != 0 || got["shop"] != 6.5 || got["kube-system"] != 1 || len(c.Warnings) > 0 {
+			t.Errorf("by namespace: %v, warnings %+v", got, c.Warnings)
+		}
+	}
+}
+
 // TestMatch: pods that Match rejects share rows, and sums stay the same.
 func TestMatch(t *testing.T) {
 	c := clustertest.Merged(cluster.Options{Match: func(p *cluster.Pod) bool { return p.Name == "web-1" }}, 3)

@@ -88,10 +88,13 @@ func New(pods []Pod, o Options) *Merger {
 	for i := range pods {
 		p := &pods[i]
 		m.byName[[2]string{p.Namespace, p.Name}] = p
-		for _, uid := range []string{p.UID, p.ConfigHash} {
-			if uid != "" {
-				m.byUID[uid] = p
-			}
+		if p.UID != "" {
+			m.byUID[p.UID] = p
+		}
+	}
+	for i := range pods { // anybody may write an annotation, so it must not take the place of a UID
+		if p := &pods[i]; p.ConfigHash != "" && m.byUID[p.ConfigHash] == nil {
+			m.byUID[p.ConfigHash] = p
 		}
 	}
 	matches := func(p Pod) bool { return o.Match(&p) }
