@@ -211,7 +211,8 @@ type Reserve struct {
 	Capacity    Resources `json:"capacity"`
 	Allocatable Resources `json:"allocatable"`
 	Reserved    Resources `json:"reserved"` // capacity - allocatable; for memory this includes the eviction threshold
-	Used        Resources `json:"used"`     // for memory, the working set
+	// Used is, for memory, the working set. It is nil if rules name too little of what runs outside of pods.
+	Used Resources `json:"used"`
 	// Suggested is Used plus headroom: see the constants below.
 	Suggested Resources `json:"suggested"`
 }

@@ -194,6 +194,41 @@ func TestSpread(t *testing.T) {
 	}
 }
 
+// TestReserveUnknown: what serves a node is not said to be 0, or little, if no rule names what runs outside of pods.
+func TestReserveUnknown(t *testing.T) {
+	for _, test := range []struct {
+		name         string
+		alter        func(*ledger.Ledger)
+		cpus, memory bool
+	}{
+		{"a small session of a user", func(*ledger.Ledger) {}, true, true},
+		{"agents without rules", func(l *ledger.Ledger) {
+			for i := range l.Cgroups {
+				l.Cgroups[i].Charged = ledger.Charged{}
+			}
+		}, false, false},
+		{"no group outside of pods", func(l *ledger.Ledger) { l.Cgroups = l.Cgroups[:8] }, true, false},
+		{"a daemon without a rule", func(l *ledger.Ledger) {
+			l.Cgroups[10].Memory.WorkingSet = new(uint64(130e6)) // of 500 MB that are named
+		}, true, false},
+	} {
+		l := clustertest.Ledger(0)
+		test.alter(l)
+		m := cluster.New(clustertest.Pods(1), cluster.Options{Containers: true})
+		m.Add(clustertest.Node(0, l))
+		c := m.Finish()
+		r := c.Nodes[0].Reserve
+		got := []bool{r.Used.CPUs != nil, r.Suggested.CPUs != nil, r.Used.MemoryBytes != nil, r.Suggested.MemoryBytes != nil}
+		if want := []bool{test.cpus, test.cpus, test.memory, test.memory}; !slices.Equal(got, want) {
+			t.Errorf("%s: used and suggested CPUs and memory are known: %v, want %v", test.name, got, want)
+		}
+		warned := slices.ContainsFunc(c.Warnings, func(w cluster.Warning) bool { return w.Code == "reserve-unknown" })
+		if warned != (!test.cpus || !test.memory) {
+			t.Errorf("%s: warned %v", test.name, warned)
+		}
+	}
+}
+
 // TestUnknown: the CPU time of a container that ended in the window is unknown rather than 0. The total includes it,
 // because the group above it counts it, but the net and tare of the total are unknown.
 func TestUnknown(t *testing.T) {

@@ -511,22 +511,40 @@ func (w *node) reserve() *Reserve {
 	r := &Reserve{Capacity: w.Capacity, Allocatable: w.Allocatable}
 	r.Reserved.CPUs = known.Sum(w.Capacity.CPUs, known.Minus(w.Allocatable.CPUs))
 	r.Reserved.MemoryBytes = known.Sum(w.Capacity.MemoryBytes, known.Minus(w.Allocatable.MemoryBytes))
-	var own account
-	for o, cell := range w.cells {
-		if o.side == sideShared && o.pod == "" {
-			own.merge(cell)
-		}
-	}
-	w.perCPU(&own)
 	if w.machine != nil && w.Root == "" {
 		return r // it is unknown which of the machine's daemons are the node's
 	}
-	if own.unknown[cpus] == 0 {
-		r.Used.CPUs = new(float64(own.gross()[cpus]) / 1e9)
+	var own, unnamed account
+	for o, cell := range w.cells {
+		switch {
+		case o.pod != "":
+		case o.side == sideShared:
+			own.merge(cell)
+		case o.side == sideOther && o.component == "":
+			unnamed.merge(cell)
+		}
+	}
+	w.perCPU(&own)
+	w.perCPU(&unnamed)
+	// used returns a figure of what serves the node. It is unknown if nothing is known to serve the node, or if what no
+	// rule names, which may serve it too, would not fit into the suggestion.
+	used := func(f int, headroom float64) *int64 {
+		switch n, more := own.gross()[f], unnamed.gross()[f]; {
+		case own.unknown[f] > 0:
+			return nil
+		case n <= 0 || float64(n+more) > headroom*float64(n):
+			w.m.warn("reserve-unknown", w.Name, "what serves these nodes is not known: too much of what runs outside of "+
+				"pods is named by no rule of their agents")
+			return nil
+		default:
+			return &n
+		}
+	}
+	if n := used(cpus, HeadroomCPU); n != nil {
+		r.Used.CPUs = new(float64(*n) / 1e9)
 		r.Suggested.CPUs = new(math.Ceil(*r.Used.CPUs*HeadroomCPU/StepCPUs) * StepCPUs)
 	}
-	if own.unknown[workingSet] == 0 {
-		r.Used.MemoryBytes = new(own.gross()[workingSet])
+	if r.Used.MemoryBytes = used(workingSet, HeadroomMemory); r.Used.MemoryBytes != nil {
 		r.Suggested.MemoryBytes = new(int64(math.Ceil(float64(*r.Used.MemoryBytes)*HeadroomMemory/StepMemory)) * StepMemory)
 	}
 	return r
