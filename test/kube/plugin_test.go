@@ -187,10 +187,18 @@ func TestPlugin(t *testing.T) {
 			t.Errorf("%d rows of container %s, want 3", n, name)
 		}
 	}
+	inPart := 0
 	for _, w := range c.Warnings {
-		if w.Code == "pod-unknown" || w.Code == "clock-unknown" || w.Code == "window-apart" {
+		switch w.Code {
+		case "pod-unknown", "clock-unknown", "window-apart":
 			t.Errorf("warning: %+v", w)
+		case "machine-in-part":
+			inPart = w.Count
 		}
+	}
+	// The nodes are containers that see only themselves, and the daemons of all count.
+	if inPart != 3 {
+		t.Errorf("%d of 3 nodes are said to be a part of their machine: %+v", inPart, c.Warnings)
 	}
 	text, errs, code := p.tare("weigh", "--for", "1s", "--image", agentImage)
 	if code != 0 || !strings.Contains(text, "shop") {

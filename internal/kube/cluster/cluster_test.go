@@ -150,10 +150,13 @@ func TestSharedMachine(t *testing.T) {
 	is(t, "the machine", rest, 0.5+0.25, 1.5+1.25-2*0.125) // without the shims
 
 	// Whichever node answers first, the figures of the machine come from the node that sees most of it.
-	for _, first := range []int{0, 1} {
-		part := clustertest.Ledger(0) // of a node in a container
-		part.CPU.Idle, part.CPU.Unexplained = 20.5, 8
-		nodes := []*cluster.Node{clustertest.Node(0, part), clustertest.Node(1, both())}
+	for first := range 2 {
+		part, most := clustertest.Ledger(0), both() // of a node in a container, and of one around it
+		part.CPU.Idle, part.CPU.Unexplained, part.CPU.Part = 20.5, 8, new(9.75)
+		if most.CPU.Part = new(17.25); first == 0 {
+			most.CPU.Part = nil // it is the machine
+		}
+		nodes := []*cluster.Node{clustertest.Node(0, part), clustertest.Node(1, most)}
 		m = cluster.New(pods, cluster.Options{Machines: map[string]string{"node-0": "boot", "node-1": "boot"}})
 		m.Add(nodes[first])
 		m.Add(nodes[1-first])
@@ -172,6 +175,38 @@ func TestSharedMachine(t *testing.T) {
 		t.Errorf("the node in a group has %+v", c.Nodes[0].Usage.CPU)
 	}
 	addsUp(t, c)
+}
+
+// TestContainers: nodes that are containers see nothing of each other. Their daemons all count, and so do the groups of
+// pods that the cluster does not know, but interrupts and kernel threads of the machine count once.
+func TestContainers(t *testing.T) {
+	for first := range 2 {
+		m := cluster.New(clustertest.Pods(2)[:3], cluster.Options{Containers: true,
+			Machines: map[string]string{"node-0": "boot", "node-1": "boot"}})
+		for i := range 2 {
+			l := clustertest.Ledger((first + i) % 2)
+			l.CPU.Idle, l.CPU.Unexplained, l.CPU.Part = 15, 13.5, new(9.75)
+			m.Add(clustertest.Node((first+i)%2, l))
+		}
+		c := m.Finish()
+		addsUp(t, c)
+		for component, seconds := range map[string]float64{"kubelet": 2, "node": 1, "cni": 1 + 2*0.5, "root group": 0.5,
+			"kernel threads": 0.5, "interrupts": 0.25, "ebpf": 0.25} {
+			r := at(c.Components, func(r *cluster.Row) bool { return r.Component == component })
+			is(t, component, r.CPU, 0, seconds)
+		}
+		kubelet := at(c.Components, func(r *cluster.Row) bool { return r.Component == "kubelet" })
+		is(t, "memory of the kubelets", kubelet.Hard, 0, 600e6)
+		others := at(c.Components, func(r *cluster.Row) bool { return r.Component == "others on the machine" })
+		is(t, "the unknown pod", others.CPU, 1, 0)
+		is(t, "its memory", others.Hard, 200e6, 0)
+		if got := *c.Total.CPU.Gross; math.Abs(got-21) > 1e-9 || math.Abs(c.Capacity.Unexplained-3.5) > 1e-9 {
+			t.Errorf("%v s are in the total, and %v s are unexplained", got, c.Capacity.Unexplained)
+		}
+		if w := c.Warnings; len(w) != 1 || w[0].Code != "machine-in-part" || w[0].Count != 2 {
+			t.Errorf("warnings %+v", w)
+		}
+	}
 }
 
 // TestSpread: what serves nodes goes to the workloads, and neither sums nor what the node reserves change.

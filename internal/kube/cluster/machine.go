@@ -1,6 +1,10 @@
 package cluster
 
-import "math"
+import (
+	"cmp"
+	"math"
+	"slices"
+)
 
 // machineOf returns the machine with an identity, which several nodes share.
 func (m *Merger) machineOf(identity string) *machine {
@@ -25,19 +29,19 @@ func (x *machine) give(node string, from owner, figure int, n int64) {
 	x.given[node][from][figure] += n
 }
 
-// take removes from the view's cells what other nodes moved to their pods, as far as the cells have it.
-func (x *machine) take() {
+// take removes from a view's cells what other nodes moved to their pods, as far as the cells have it.
+func (x *machine) take(v *view) {
 	for node, given := range x.given {
 		for from, of := range given {
-			cell := x.best.cells[from]
-			if node == x.best.node || cell == nil {
+			cell := v.cells[from]
+			if node == v.node || cell == nil {
 				continue
 			}
 			for f, n := range of {
 				n = min(n, max(cell.sums[f][from.side], 0))
 				cell.add(f, from.side, -n)
 				if f == cpu {
-					cell.add(cpus, from.side, -int64(math.Round(float64(n)*x.best.budget.CPUs/x.best.budget.Capacity)))
+					cell.add(cpus, from.side, -int64(math.Round(float64(n)*v.budget.CPUs/v.budget.Capacity)))
 				}
 			}
 		}
@@ -47,19 +51,51 @@ func (x *machine) take() {
 // label returns the name of the machine's row among nodes.
 func (x *machine) label() string { return "(machine " + x.kept.Identity + ")" }
 
+// counted returns the view of the node that sees most, and the views whose groups count: only that one, or those of all
+// nodes if none sees groups of another.
+func (x *machine) counted() (best *view, views []*view) {
+	best = slices.MaxFunc(x.views, func(a, b *view) int {
+		switch {
+		case a.private == b.private:
+			return cmp.Compare(a.budget.Attributed, b.budget.Attributed)
+		case a.private:
+			return -1
+		}
+		return 1
+	})
+	if best.private {
+		return best, x.views
+	}
+	x.take(best)
+	return best, []*view{best}
+}
+
 // finishMachine adds the usage of groups that belong to none of the nodes, and closes the budget.
 func (m *Merger) finishMachine(x *machine) {
-	x.take()
-	left := x.groups
-	for _, cell := range x.best.cells {
-		for f, n := range cell.gross() {
-			left[f] -= n
-		}
+	var left metrics
+	add := func(o owner, cell *account) {
+		m.add(&o, x.label(), cell)
+		x.usage.merge(cell)
 	}
-	for _, cells := range []map[owner]*account{x.best.lines, x.best.cells} {
-		for o, cell := range cells {
-			m.add(&o, x.label(), cell)
-			x.usage.merge(cell)
+	best, views := x.counted()
+	for _, v := range views {
+		for f, n := range v.groups {
+			left[f] += n
+		}
+		for o, cell := range v.cells {
+			add(o, cell)
+			for f, n := range cell.gross() {
+				left[f] -= n
+			}
+		}
+		for o, cell := range v.lines {
+			// Of what is in no group, only processes are a node's own. The rest is the machine's, which all nodes see.
+			if v == best || o.component == rootProcesses || o.component == self {
+				add(o, cell)
+			}
+		}
+		if v.private {
+			m.inPart(v.node)
 		}
 	}
 	var a account
@@ -69,13 +105,18 @@ func (m *Merger) finishMachine(x *machine) {
 		}
 	}
 	if a != (account{}) {
-		m.add(&owner{side: sideOther, component: "others on the machine"}, x.label(), &a)
-		x.usage.merge(&a)
+		add(owner{side: sideOther, component: "others on the machine"}, &a)
 	}
-	x.kept.Budget = x.best.budget
+	x.kept.Budget = best.budget
 	b := &x.kept.Budget
 	b.Attributed = float64(x.usage.gross()[cpu]+x.placed[cpu]) / 1e9
 	b.Unexplained = b.Capacity - b.Idle - b.Steal - b.Attributed
 	x.kept.Usage = x.usage.usage(false)
 	m.doc.Machines[x.index] = x.kept
+}
+
+// inPart warns of a node that is a part of a machine of which no agent sees the rest.
+func (m *Merger) inPart(node string) {
+	m.warn("machine-in-part", node, "these nodes are only parts of a machine, and no agent sees the rest of it: what ran "+
+		"there is unexplained, and its memory is in no figure")
 }

@@ -51,22 +51,23 @@ type Merger struct {
 
 // machine is a machine that several nodes share.
 type machine struct {
-	index int
-	// groups is the usage of all groups, as seen by the node that sees most, and placed that of the nodes' own groups.
-	groups, placed metrics
-	best           *view // of the node that sees most
-	given          map[string]map[owner]*metrics
-	kept           Machine
-	usage          account
+	index  int
+	placed metrics // usage of the nodes' own groups
+	views  []*view // of the nodes
+	given  map[string]map[owner]*metrics
+	kept   Machine
+	usage  account
 }
 
 // view is a node's view of its machine, without the node's own part. A node in a container sees only its own control
 // groups and processes; one that is the machine itself, or shares its namespaces, sees all.
 type view struct {
-	node   string
-	lines  map[owner]*account // usage in no group
-	cells  map[owner]*account // usage in groups, without what the node moved to its pods
-	budget Budget
+	node    string
+	private bool               // it has some of the machine's groups, and none of the other nodes'
+	lines   map[owner]*account // usage in no group
+	cells   map[owner]*account // usage in groups, without what the node moved to its pods
+	groups  metrics            // usage of all groups, the node's own among them
+	budget  Budget
 }
 
 // key identifies a row. Its fields are those of Row.

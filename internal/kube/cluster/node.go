@@ -52,7 +52,7 @@ type node struct {
 	m       *Merger
 	l       *ledger.Ledger
 	machine *machine // shared with other nodes; nil if it is not
-	view    view     // its view of that machine
+	view    *view    // its view of that machine
 	cells   map[owner]*account
 	owners  map[string]*owner // by path of a group
 	all     metrics           // of all groups in the ledger, including those that are not the node's
@@ -96,9 +96,9 @@ func plausible(l *ledger.Ledger) error {
 // merge adds a node with a ledger.
 func (m *Merger) merge(n *Node, a *NodeAccount) {
 	w := &node{Node: n, m: m, l: n.Ledger, cells: map[owner]*account{}, owners: map[string]*owner{}}
+	w.view = &view{node: n.Name, private: w.l.CPU.Part != nil, lines: map[owner]*account{}, cells: map[owner]*account{}}
 	if identity := m.o.Machines[n.Name]; n.Root != "" || m.sharing[identity] > 1 && identity != "" {
 		w.machine = m.machineOf(cmp.Or(identity, n.Name))
-		w.view = view{node: n.Name, lines: map[owner]*account{}, cells: map[owner]*account{}}
 	}
 	w.window(a)
 	w.groups()
@@ -147,19 +147,18 @@ func (w *node) account(a *NodeAccount, total *account) {
 	budget.MemoryBytes = w.Capacity.MemoryBytes
 	if w.machine == nil {
 		a.Budget = &budget
+		if w.view.private {
+			w.m.inPart(w.Name)
+		}
 		return
 	}
 	a.Machine = &w.machine.index
 	x := w.machine
 	x.kept.Nodes = append(x.kept.Nodes, w.Name)
-	w.view.budget = budget
-	if x.best == nil || budget.Attributed > x.best.budget.Attributed {
-		best := w.view // a copy, so that the rest of w can be freed
-		x.best = &best
-	}
+	w.view.groups, w.view.budget = w.all, budget
+	x.views = append(x.views, w.view)
 	for f, n := range total.gross() {
 		x.placed[f] += n
-		x.groups[f] = max(x.groups[f], w.all[f])
 	}
 }
 

@@ -71,6 +71,7 @@ func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 			"know: they ended, or began after the cluster was asked; their names are those on the node")
 		p = &Pod{Namespace: n.Namespace, Name: name}
 	case p.Node != "" && p.Node != w.Name && w.machine != nil:
+		w.view.private = false
 		return owner{side: sideElsewhere}, true // on another node of this machine
 	case p.Node != "" && p.Node != w.Name:
 		w.m.warn("pod-elsewhere", about(p.Namespace, p.Name), "the cluster says that these pods are on another node than "+

@@ -173,7 +173,7 @@ func remarks(c *cluster.Cluster) (all [][2]string) {
 	}
 	if n := c.Capacity.Unexplained; c.Answered > 0 {
 		all = append(all, [2]string{"note", fmt.Sprintf("%.2f %% of the capacity is unexplained: no control group, "+
-			"thread of the kernel or interrupt has it", 100*n/max(c.Capacity.Capacity, 1e-9))})
+			"kernel thread or interrupt that agents see has it", 100*n/max(c.Capacity.Capacity, 1e-9))})
 	}
 	for _, f := range Failures(c) {
 		all = append(all, [2]string{"no answer", f})
