@@ -171,16 +171,29 @@ func (l *Layout) CPU() (*Hierarchy, bool) {
 const initialNamespace = 0xEFFFFFFB
 
 // Whole reports whether the hierarchy that counts CPU time shows all of the machine's groups. It is false if only a
-// subtree is mounted, or if this process is in a cgroup namespace and the mount does not include the groups above that
-// namespace.
+// subtree is mounted, if this process is in a cgroup namespace and the mount does not include the groups above that
+// namespace, or if the mount is that of another namespace, as in a pod of a node that is a container.
 func (l *Layout) Whole() bool {
 	h, ok := l.CPU()
-	if !ok || h.base != "" {
+	if !ok {
 		return true
+	}
+	if h.base != "" {
+		return h.fromRoot()
 	}
 	var st unix.Stat_t
 	inside := unix.Stat(filepath.Join(l.roots.proc(), "self/ns/cgroup"), &st) == nil && st.Ino != initialNamespace
 	return h.Root == "/" && !inside
+}
+
+// fromRoot reports whether the mount begins at the machine's root group, by the files that the kernel has only there
+// (v1) or only in other groups (cgroup1_base_files in kernel/cgroup/cgroup-v1.c, cgroup_base_files in cgroup.c).
+func (h *Hierarchy) fromRoot() bool {
+	var st unix.Stat_t
+	if h.V2 {
+		return unix.Stat(filepath.Join(h.Mount, "cgroup.events"), &st) != nil
+	}
+	return unix.Stat(filepath.Join(h.Mount, "release_agent"), &st) == nil
 }
 
 // Discover finds the hierarchies. A machine without control groups is not an error: its Mode is ModeNone.

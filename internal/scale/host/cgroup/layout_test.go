@@ -90,9 +90,11 @@ func TestDiscoverNamespaces(t *testing.T) {
 		pids              map[string]string // path in proc's terms: identity
 		dirs              map[string]string // identity: directory below the mount, "-" for none
 		directoriesOnDisk []string
+		file              string // in the group that is mounted
+		whole             bool
 	}{
 		{
-			name: "own namespace, own mount", root: "/", own: "/",
+			name: "own namespace, own mount", root: "/", own: "/", whole: true,
 			pids: map[string]string{"/": "/", "/app": "/app", "/../other": "/../other"},
 			dirs: map[string]string{"/": "", "/app": "/app", "/../other": "-"},
 		},
@@ -102,10 +104,16 @@ func TestDiscoverNamespaces(t *testing.T) {
 			dirs: map[string]string{"/docker/aa": "", "/docker/aa/x": "/x", "/docker/aab": "-", "/other": "-"},
 		},
 		{
-			name: "own namespace, mount from above", root: "/../..", own: "/in",
+			name: "own namespace, mount from above", root: "/../..", own: "/in", whole: true,
 			directoriesOnDisk: []string{"a/b/in", "a/c/in"},
 			pids:              map[string]string{"/": "/a/b", "/in": "/a/b/in", "/../c": "/a/c"},
 			dirs:              map[string]string{"/a/b/in": "/a/b/in", "/": ""},
+		},
+		{
+			name: "own namespace, mount of a namespace around it", root: "/..", own: "/", file: "cgroup.events",
+			directoriesOnDisk: []string{"pod"},
+			pids:              map[string]string{"/": "/pod"},
+			dirs:              map[string]string{"/pod": "/pod", "/": ""},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -122,6 +130,9 @@ func TestDiscoverNamespaces(t *testing.T) {
 				}
 				files["sys/fs/cgroup/"+d+"/cgroup.procs"] = procs
 			}
+			if c.file != "" {
+				files["sys/fs/cgroup/"+c.file] = ""
+			}
 			root := writeTree(t, files)
 			l, err := Discover(Roots{Proc: root + "/proc", Prefix: root})
 			if err != nil {
@@ -130,6 +141,9 @@ func TestDiscoverNamespaces(t *testing.T) {
 			h, ok := l.V2()
 			if !ok || l.Mode != ModeV2 {
 				t.Fatalf("no v2 hierarchy in %+v", l)
+			}
+			if got := l.Whole(); got != c.whole {
+				t.Errorf("all of the machine's groups can be seen: %v, want %v", got, c.whole)
 			}
 			r := l.NewResolver()
 			for p, want := range c.pids {
