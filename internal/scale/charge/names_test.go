@@ -247,6 +247,7 @@ func TestKubernetesProfile(t *testing.T) {
 		l, running := node(t, name, boxes, true, "/", "/system.slice", "/system.slice/kubelet.service",
 			"/system.slice/containerd.service", "/system.slice/ssh.service", "/user.slice", "/node/kubelet",
 			"/node/containerd")
+		running = append(running, Process{len(running) + 1, "containerd-shim", "/node/containerd"})
 		Apply(append(mustParse(t, "workload bank=namespace=bank"), profile...), l, running)
 		const want = "kube-system/etcd-n1:tare.controlplane kube-system/etcd-n1/etcd:tare.controlplane " +
 			"kube-system/kube-proxy-x2x:tare.kube-proxy kube-system/kube-proxy-x2x/kube-proxy:tare.kube-proxy " +
