@@ -85,10 +85,12 @@ func TestMerge(t *testing.T) {
 	is(t, "web", web.CPU, 3*(6.5-2-0.125-0.5), 3*(2+0.125+0.5))
 	is(t, "web's memory", web.Hard, 3*(700e6-180e6-1e6-20e6), 3*(180e6+1e6+20e6))
 	for component, seconds := range map[string]float64{"sidecar": 2, "pause": 0.125, "cni": 1 + 0.5 + 0.25, "kubelet": 1,
-		"node": 0.5, "kernel threads": 0.5, "root group": 0.25, "interrupts": 0.25} {
+		"node": 0.5, "kernel threads": 0.5, "interrupts": 0.25} {
 		r := at(c.Components, func(r *cluster.Row) bool { return r.Component == component })
 		is(t, component, r.CPU, 0, 3*seconds)
 	}
+	root := at(c.Components, func(r *cluster.Row) bool { return r.Component == "root group" })
+	is(t, "processes that no rule can name", root.CPU, 3*0.25, 0)
 	app := at(c.Containers, func(r *cluster.Row) bool { return r.Pod == "web-1" && r.Container == "app" })
 	is(t, "the container app", app.CPU, 3.75, 0.5)
 	is(t, "its eBPF", app.BPF, 0, 0.5)
@@ -96,8 +98,8 @@ func TestMerge(t *testing.T) {
 		t.Errorf("kube-system has %+v", r.CPU)
 	}
 	r := c.Nodes[0].Reserve
-	used := 1.5 + 0.25 + 0.5 + 0.25 + 0.25
-	if math.Abs(*r.Used.CPUs-used/10) > 1e-9 || math.Abs(*r.Suggested.CPUs-0.42) > 1e-9 ||
+	used := 1.5 + 0.25 + 0.5 + 0.25
+	if math.Abs(*r.Used.CPUs-used/10) > 1e-9 || math.Abs(*r.Suggested.CPUs-0.38) > 1e-9 ||
 		math.Abs(*r.Reserved.CPUs-0.1) > 1e-9 || *r.Reserved.MemoryBytes != 1e9 || *r.Used.MemoryBytes != 500e6 {
 		for _, x := range []cluster.Resources{r.Used, r.Suggested, r.Reserved} {
 			t.Errorf("reserve: %v CPUs, %v bytes", *x.CPUs, *x.MemoryBytes)
@@ -146,8 +148,8 @@ func TestSharedMachine(t *testing.T) {
 		t.Errorf("the machine's rest is %v s", *rest.Gross)
 	}
 	kubelet := at(c.Components, func(r *cluster.Row) bool { return r.Component == "kubelet" })
-	is(t, "the kubelets", kubelet.CPU, 0, 1)               // which both nodes see
-	is(t, "the machine", rest, 0.5+0.25, 1.5+1.25-2*0.125) // without the shims
+	is(t, "the kubelets", kubelet.CPU, 0, 1)                 // which both nodes see
+	is(t, "the machine", rest, 0.5+0.25+0.25, 1.5+1-2*0.125) // without the shims
 
 	// Whichever node answers first, the figures of the machine come from the node that sees most of it.
 	for first := range 2 {
@@ -190,11 +192,13 @@ func TestContainers(t *testing.T) {
 		}
 		c := m.Finish()
 		addsUp(t, c)
-		for component, seconds := range map[string]float64{"kubelet": 2, "node": 1, "cni": 1 + 2*0.5, "root group": 0.5,
-			"kernel threads": 0.5, "interrupts": 0.25, "ebpf": 0.25} {
+		for component, seconds := range map[string]float64{"kubelet": 2, "node": 1, "cni": 1 + 2*0.5, "kernel threads": 0.5,
+			"interrupts": 0.25, "ebpf": 0.25} {
 			r := at(c.Components, func(r *cluster.Row) bool { return r.Component == component })
 			is(t, component, r.CPU, 0, seconds)
 		}
+		root := at(c.Components, func(r *cluster.Row) bool { return r.Component == "root group" })
+		is(t, "processes of root groups", root.CPU, 0.5, 0)
 		kubelet := at(c.Components, func(r *cluster.Row) bool { return r.Component == "kubelet" })
 		is(t, "memory of the kubelets", kubelet.Hard, 0, 600e6)
 		others := at(c.Components, func(r *cluster.Row) bool { return r.Component == "others on the machine" })
@@ -221,7 +225,7 @@ func TestSpread(t *testing.T) {
 		}
 	}
 	web := at(c.Workloads, func(r *cluster.Row) bool { return r.Workload == "web" })
-	is(t, "web", web.CPU, 3*3.875, 3*(2.625+3.75))
+	is(t, "web", web.CPU, 3*3.875, 3*(2.625+3.5))
 	kubelet := at(c.Components, func(r *cluster.Row) bool { return r.Component == "kubelet" })
 	is(t, "the kubelet", kubelet.CPU, 0, 3)
 	if got, want := c.Nodes[0].Reserve, lines.Nodes[0].Reserve; !reflect.DeepEqual(got, want) {
@@ -433,6 +437,12 @@ func TestMatch(t *testing.T) {
 		if r.Pod != "" && r.Pod != "web-1" && r.Pod != cluster.OtherPods {
 			t.Errorf("there is a row of %s", r.Pod)
 		}
+	}
+	sidecars := at(c.Components, func(r *cluster.Row) bool { return r.Component == "sidecar" })
+	is(t, "its sidecar", sidecars.CPU, 0, 2)
+	others := at(c.Components, func(r *cluster.Row) bool { return r.Component == cluster.OtherPods })
+	if *others.CPU.Net <= 0 || *others.CPU.Tare <= 0 {
+		t.Errorf("components of other pods: %+v", others.CPU)
 	}
 	none := clustertest.Merged(cluster.Options{Match: func(*cluster.Pod) bool { return false }}, 3)
 	for of, want := range map[*cluster.Cluster]bool{c: false, none: true} {

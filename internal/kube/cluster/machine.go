@@ -48,9 +48,6 @@ func (x *machine) take(v *view) {
 	}
 }
 
-// label returns the name of the machine's row among nodes.
-func (x *machine) label() string { return "(machine " + x.kept.Identity + ")" }
-
 // counted returns the view of the node that sees most, and the views whose groups count: only that one, or those of all
 // nodes if none sees groups of another.
 func (x *machine) counted() (best *view, views []*view) {
@@ -72,9 +69,11 @@ func (x *machine) counted() (best *view, views []*view) {
 
 // finishMachine adds the usage of groups that belong to none of the nodes, and closes the budget.
 func (m *Merger) finishMachine(x *machine) {
+	slices.Sort(x.kept.Nodes)
+	label := x.kept.Label()
 	var left metrics
 	add := func(o owner, cell *account) {
-		m.add(&o, x.label(), cell)
+		m.add(&o, label, cell)
 		x.usage.merge(cell)
 	}
 	best, views := x.counted()

@@ -254,6 +254,14 @@ func (o *owner) part() string {
 	return cmp.Or(o.component, Application)
 }
 
+// componentKey returns the key of an owner's row among components. Pods that were not asked for have one row together.
+func (o *owner) componentKey() key {
+	if o.namespace == OtherPods {
+		return key{component: OtherPods}
+	}
+	return key{component: o.part()}
+}
+
 // add adds the usage of an owner on a node to everything that contains it.
 func (m *Merger) add(o *owner, node string, a *account) {
 	m.total.merge(a)
@@ -266,7 +274,7 @@ func (m *Merger) add(o *owner, node string, a *account) {
 	}
 	m.addTo(m.views[0], k, a)
 	m.addTo(m.views[1], key{namespace: cmp.Or(o.namespace, NodeItself)}, a)
-	m.addTo(m.views[2], key{component: component}, a)
+	m.addTo(m.views[2], o.componentKey(), a)
 	if !m.o.Containers {
 		return
 	}

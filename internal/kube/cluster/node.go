@@ -31,6 +31,7 @@ const (
 	pause          = "pause"
 	infrastructure = "infrastructure" // for a rule that names no component
 	podSandbox     = "(sandbox)"      // as in ledger.Name.Container
+	ended          = "pods that ended"
 )
 
 // owner is the owner of something that was used on a node.
@@ -129,7 +130,7 @@ func (m *Merger) merge(n *Node, a *NodeAccount) {
 		w.perCPU(cell)
 		m.add(&o, n.Name, cell)
 		total.merge(cell)
-		of := key{component: o.part()}
+		of := o.componentKey()
 		if components[of] == nil {
 			components[of] = &account{}
 		}
@@ -316,19 +317,16 @@ func (w *node) takeSelf() {
 }
 
 // rest adds the CPU time that is attributed to no group below the root: kernel threads, processes in the root group,
-// interrupts, and eBPF programs that ran above these. It returns the owner of the eBPF programs.
+// which no rule can name, interrupts, and eBPF programs that ran above these. It returns the owner of the eBPF programs.
 func (w *node) rest() owner {
 	last := owner{side: sideShared, component: otherBPF}
-	lines := []struct {
-		component string
-		ns        int64
-	}{{kernelThreads, w.line(ledger.LineKernel)}, {rootProcesses, w.line(ledger.LineRoot)},
-		{interrupts, w.line(ledger.LineInterrupts)}}
+	lines := map[owner]int64{
+		shared(kernelThreads):                       w.line(ledger.LineKernel),
+		shared(interrupts):                          w.line(ledger.LineInterrupts),
+		{side: sideOther, component: rootProcesses}: w.line(ledger.LineRoot),
+	}
 	if path := w.l.Self.Cgroup; path == nil || *path == "/" || *path == "" {
-		lines = append(lines, struct {
-			component string
-			ns        int64
-		}{self, w.line(ledger.LineSelf)})
+		lines[shared(self)] = w.line(ledger.LineSelf)
 	}
 	left := known.Or(whole(&w.l.CPU.Attributed, 1e9), 0) - w.all[cpu]
 	to := func(o owner, ns int64) {
@@ -347,9 +345,9 @@ func (w *node) rest() owner {
 		a.add(cpu, o.side, ns)
 		a.add(cpus, o.side, int64(math.Round(float64(ns)/w.l.Window.Seconds)))
 	}
-	for _, x := range lines {
-		to(shared(x.component), x.ns)
-		left -= x.ns
+	for o, ns := range lines {
+		to(o, ns)
+		left -= ns
 	}
 	to(last, left)
 	return last
@@ -519,7 +517,7 @@ func (w *node) reserve() *Reserve {
 		case o.pod != "":
 		case o.side == sideShared:
 			own.merge(cell)
-		case o.side == sideOther && o.component == "":
+		case o.side == sideOther && o.component != ended:
 			unnamed.merge(cell)
 		}
 	}

@@ -47,7 +47,7 @@ func (w *node) outside(g *ledger.Cgroup) owner {
 		return owner{side: sideNet, workload: w.m.name(g.Workload), component: ""}
 	}
 	if strings.Contains(g.Path, "kubepods") {
-		return owner{side: sideOther, component: "pods that ended"}
+		return owner{side: sideOther, component: ended}
 	}
 	return owner{side: sideOther}
 }

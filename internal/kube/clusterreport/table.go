@@ -139,8 +139,8 @@ func reserveTable(c *cluster.Cluster, o Options) (rows [][]string, left int) {
 	rows = [][]string{{"node", "CPUs reserved", "used", "to set", "memory reserved", "used", "to set"}}
 	for i := range c.Nodes {
 		r := c.Nodes[i].Reserve
-		if r == nil || r.Reserved == (cluster.Resources{}) && r.Used == (cluster.Resources{}) {
-			continue
+		if r == nil || r.Used == (cluster.Resources{}) {
+			continue // a warning, or the remark about shared machines, gives the reason
 		}
 		if len(rows) > o.rows(len(c.Nodes)) {
 			left++
@@ -168,12 +168,17 @@ var reserveNote = fmt.Sprintf("Reserved is capacity less allocatable. Used is wh
 func remarks(c *cluster.Cluster) (all [][2]string) {
 	for i := range c.Machines {
 		m := &c.Machines[i]
-		all = append(all, [2]string{"note", fmt.Sprintf("%s share one machine, which is counted once; what is no node's "+
-			"part has a separate row among the nodes", some(m.Nodes, len(m.Nodes)))})
+		all = append(all, [2]string{"note", fmt.Sprintf("%s share one machine, which is counted once; what runs on it outside of "+
+			"pods has a separate row among the nodes, and is in no node's reserve", some(m.Nodes, len(m.Nodes)))})
 	}
-	if n := c.Capacity.Unexplained; c.Answered > 0 {
+	switch share := 100 * c.Capacity.Unexplained / max(c.Capacity.Capacity, 1e-9); {
+	case c.Answered == 0:
+	case share < 0:
+		all = append(all, [2]string{"note", fmt.Sprintf("control groups, kernel threads and interrupts have %.2f %% of the "+
+			"capacity more than was used: these counters are not read at one moment", -share)})
+	default:
 		all = append(all, [2]string{"note", fmt.Sprintf("%.2f %% of the capacity is unexplained: no control group, "+
-			"kernel thread or interrupt that agents see has it", 100*n/max(c.Capacity.Capacity, 1e-9))})
+			"kernel thread or interrupt that agents see has it", share)})
 	}
 	for _, f := range Failures(c) {
 		all = append(all, [2]string{"no answer", f})
