@@ -133,6 +133,24 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestNoSuchPod: nothing is started for pods that are not there.
+func TestNoSuchPod(t *testing.T) {
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet || r.URL.Path != "/api/v1/pods" {
+			t.Errorf("%s %s", r.Method, r.URL)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"web","namespace":"shop",`+
+			`"labels":{"app":"web"}},"spec":{"nodeName":"n1"}}]}`)
+	})
+	for _, args := range []string{"-n shopp", "-n shop -l app=cart", "-n shop --owner Deployment/web"} {
+		_, err := run(t, h, strings.Fields("weigh --image x "+args)...)
+		if fault.CodeOf(err) != fault.Usage || !strings.HasPrefix(err.Error(), args+": ") {
+			t.Errorf("%v, exit code %d", err, fault.CodeOf(err))
+		}
+	}
+}
+
 func TestWithout(t *testing.T) {
 	for _, c := range []struct {
 		n    agents.Node

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -75,6 +77,37 @@ func (s *scope) check(c *connection) (err error) {
 	}
 	s.selects, err = labels.Parse(s.selector)
 	return fault.Wrap(err, fault.Usage, "-l "+text.Clip(s.selector), "try -l app=web", "not a selector of labels")
+}
+
+// match returns a function that reports whether -n, -l and --owner ask for a pod; nil if they ask for all.
+func (s *scope) match() func(*cluster.Pod) bool {
+	if s.namespace == "" && s.owner == "" && s.selects.Empty() {
+		return nil
+	}
+	return func(p *cluster.Pod) bool {
+		return (s.namespace == "" || s.namespace == p.Namespace) && (s.owner == "" || p.OwnedBy(s.owner)) &&
+			s.selects.Matches(labels.Set(p.Labels))
+	}
+}
+
+// checkPods returns an error if -n, -l and --owner ask for pods, and there are none.
+func (s *scope) checkPods(ctx context.Context, c *agents.Cluster) error {
+	match := s.match()
+	if match == nil {
+		return nil
+	}
+	pods, err := c.Pods(ctx)
+	if err != nil || slices.ContainsFunc(pods, func(p cluster.Pod) bool { return match(&p) }) {
+		return err
+	}
+	var asked []string
+	for _, flag := range [][2]string{{"-n", s.namespace}, {"-l", s.selector}, {"--owner", s.owner}} {
+		if flag[1] != "" {
+			asked = append(asked, flag[0], text.Clip(flag[1]))
+		}
+	}
+	return fault.New(fault.Usage, strings.Join(asked, " "), "see kubectl get pods -A --show-labels",
+		"no pod that runs on a node is one of these")
 }
 
 // checkWindow returns an error for a length of a window, given by a flag, that agents do not accept.
@@ -162,13 +195,7 @@ func (w *windows) take(ctx context.Context, d time.Duration, containers bool) (*
 	open := w.c.Open(ctx, w.agents, d)
 	pods, err := w.c.Pods(ctx) // listed during the window, for the pods that exist in it
 	o := cluster.Options{Start: open.Start, End: open.End, Machines: map[string]string{},
-		Spread: w.shared == sharedSpread, Containers: containers, Rules: w.charges}
-	if w.namespace != "" || w.owner != "" || !w.selects.Empty() {
-		o.Match = func(p *cluster.Pod) bool {
-			return (w.namespace == "" || w.namespace == p.Namespace) && (w.owner == "" || p.OwnedBy(w.owner)) &&
-				w.selects.Matches(labels.Set(p.Labels))
-		}
-	}
+		Spread: w.shared == sharedSpread, Containers: containers, Rules: w.charges, Match: w.match()}
 	missing := map[string]*agents.Node{}
 	for i := range w.nodes {
 		n := &w.nodes[i]

@@ -153,9 +153,15 @@ func noWindows(account *cluster.Cluster) error {
 }
 
 func (f *weighFlags) account(ctx context.Context, c *agents.Cluster, log io.Writer) (*cluster.Cluster, error) {
+	if err := f.checkPods(ctx, c); err != nil {
+		return nil, err
+	}
 	w, err := f.open(ctx, c, f.window+afterWindow, log)
 	if err != nil {
 		return nil, err
+	}
+	if f.image != "" && w.temporary == nil {
+		fmt.Fprintf(log, "tare: agents are installed in the namespace %s: --image has no effect\n", w.set.Namespace)
 	}
 	defer w.close(ctx)
 	return w.take(ctx, f.window, f.by == "container" || f.output != "text")
