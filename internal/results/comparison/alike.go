@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -109,19 +110,30 @@ var free = []string{
 	"arms", "assert", "blocks", "factors", "gates", "name", "needs", "precision", "question", "quick", "repeat", "until",
 }
 
+// Conditions returns the keys of a spec in JSON that must not differ between compared runs: the conditions under which
+// its arms ran.
+func Conditions(spec json.RawMessage) (keys map[string]any, err error) {
+	if err := json.Unmarshal(spec, &keys); err != nil {
+		return nil, err
+	}
+	maps.DeleteFunc(keys, func(key string, _ any) bool { return slices.Contains(free, key) })
+	return keys, nil
+}
+
 // respecified returns the keys in which two specs differ but must not.
 func respecified(a, b json.RawMessage) (keys []string) {
-	var x, y map[string]any
-	if json.Unmarshal(a, &x) != nil || json.Unmarshal(b, &y) != nil {
+	x, errX := Conditions(a)
+	y, errY := Conditions(b)
+	if errX != nil || errY != nil {
 		return []string{"not known"}
 	}
 	for key := range x {
-		if !slices.Contains(free, key) && !reflect.DeepEqual(x[key], y[key]) {
+		if !reflect.DeepEqual(x[key], y[key]) {
 			keys = append(keys, key)
 		}
 	}
 	for key := range y {
-		if _, both := x[key]; !both && !slices.Contains(free, key) {
+		if _, both := x[key]; !both {
 			keys = append(keys, key)
 		}
 	}

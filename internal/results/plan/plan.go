@@ -6,10 +6,11 @@ package plan
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
-	"reflect"
+	"path"
 	"slices"
 	"strings"
 
@@ -310,25 +311,15 @@ func armsOf(sources []comparison.Source, only string) (arms []string) {
 }
 
 // choose returns the models of an arm. For each metric, the model of the whole arm and those of its components come
-// from the same run.
+// from the same run. All runs that are used have the settings of the run with the best model, so that a total is of one
+// load.
 func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []use, err error) {
-	first := ""
-	var like record.Run // the run in the first source that has the arm
-	best := map[string][]use{}
-	var metrics []string
+	var runs [][]use
 	for _, s := range sources {
-		defined, here := s.Run.Defined(), map[string][]use{}
+		defined, here := s.Run.Defined(), []use(nil)
 		for _, m := range slices.Concat(s.Summary.Models, s.Summary.ComponentModels) {
 			d := defined.Of(m.Metric)
 			if s.Summary.ArmName(m.Arm) != arm || d.Plan == "" || d.Unit != quantity.CPUs && d.Unit != quantity.Bytes {
-				continue
-			}
-			if first == "" {
-				first, like = s.Dir, s.Run
-			}
-			if what := otherwise(like, s.Run, m.Arm); what != "" {
-				p.Conflicts = lists.Include(p.Conflicts, fmt.Sprintf("%s of %s is left out: it differs from that of %s in %s", arm,
-					s.Dir, first, what))
 				continue
 			}
 			u, err := useOf(s, m, ask.For)
@@ -336,25 +327,47 @@ func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []u
 				return nil, err
 			}
 			u.component, u.unit, u.charged = cmp.Or(m.Component, d.Plan), d.Unit, d.Rank != metric.RankBPF
-			here[m.Metric] = append(here[m.Metric], u)
+			here = append(here, u)
+		}
+		if len(here) > 0 {
+			runs = append(runs, here)
+		}
+	}
+	if len(runs) == 0 {
+		return nil, nil
+	}
+	best := func(uses []use) int { return slices.Min(lists.Map(uses, use.rank)) }
+	like := slices.MinFunc(runs, func(a, b []use) int { return cmp.Compare(best(a), best(b)) })[0]
+	chosen := map[string][]use{}
+	var metrics []string
+	for _, uses := range runs {
+		s := uses[0].source
+		if what := otherwise(like.source.Run, s.Run, uses[0].model.Arm); what != "" {
+			p.Conflicts = lists.Include(p.Conflicts, fmt.Sprintf("%s of %s is left out: it differs from that of %s in %s", arm,
+				s.Dir, like.source.Dir, what))
+			continue
+		}
+		here := map[string][]use{}
+		for _, u := range uses {
+			here[u.model.Metric] = append(here[u.model.Metric], u)
 		}
 		for metric, is := range lists.ByKey(here) {
-			was, taken := best[metric]
+			was, taken := chosen[metric]
 			if !taken {
-				metrics, best[metric] = append(metrics, metric), is
+				metrics, chosen[metric] = append(metrics, metric), is
 				continue
 			}
 			used, left := was, is
 			if is[0].rank() < was[0].rank() {
 				used, left = is, was
 			}
-			best[metric] = used
+			chosen[metric] = used
 			p.Conflicts = lists.Include(p.Conflicts, fmt.Sprintf("%s of %s is from %s, and not from %s", quantity.Label(metric),
 				arm, used[0].source.Dir, left[0].source.Dir))
 		}
 	}
 	for _, metric := range metrics {
-		all = append(all, best[metric]...)
+		all = append(all, chosen[metric]...)
 	}
 	return all, nil
 }
@@ -393,37 +406,72 @@ const (
 	noWhole     = "no line was fitted to the whole arm, and its components may not hold all of it"
 )
 
-// otherwise names the settings in which an arm differs between two runs, except for those that either run sweeps.
+// otherwise names the settings in which an arm or what it ran with differs between two runs, except for those that
+// either run sweeps.
 func otherwise(a, b record.Run, arm string) string {
-	type spec struct {
-		Arms     map[string]map[string]any `json:"arms"`
-		Baseline map[string]any            `json:"baseline"`
-		Factors  map[string]any            `json:"factors"`
-	}
-	var x, y spec
-	if json.Unmarshal(a.Spec, &x) != nil || json.Unmarshal(b.Spec, &y) != nil {
+	x, sweptX, errX := settingsOf(a.Spec, arm)
+	y, sweptY, errY := settingsOf(b.Spec, arm)
+	if errX != nil || errY != nil {
 		return "what its record does not say"
 	}
-	of := func(s spec) map[string]any {
-		if arm == record.Direct {
-			return s.Baseline
-		}
-		return s.Arms[arm]
-	}
-	factors := slices.Concat(slices.Collect(maps.Keys(x.Factors)), slices.Collect(maps.Keys(y.Factors)))
-	swept := func(key string) bool {
-		return slices.ContainsFunc(factors, func(f string) bool { return f == key || strings.HasSuffix(f, "."+key) })
+	swept := func(setting string) bool {
+		return slices.ContainsFunc(slices.Concat(sweptX, sweptY), func(f string) bool { return sweeps(f, setting) })
 	}
 	var differ []string
-	both := map[string]any{}
-	maps.Copy(both, of(x))
-	maps.Copy(both, of(y))
-	for _, key := range slices.Sorted(maps.Keys(both)) {
-		if !reflect.DeepEqual(of(x)[key], of(y)[key]) && !swept(key) {
-			differ = append(differ, key)
+	both := maps.Clone(x)
+	maps.Copy(both, y)
+	for setting := range lists.ByKey(both) {
+		if x[setting] != y[setting] && !swept(setting) {
+			differ = append(differ, strings.TrimPrefix(setting, "arms."+arm+"."))
 		}
 	}
 	return strings.Join(differ, ", ")
+}
+
+// settingsOf returns the settings of an arm and the conditions of its run in JSON, by path, and the factors of the run.
+func settingsOf(raw json.RawMessage, arm string) (settings map[string]string, factors []string, err error) {
+	var spec struct {
+		Arms     map[string]any `json:"arms"`
+		Baseline any            `json:"baseline"`
+		Factors  map[string]any `json:"factors"`
+	}
+	conditions, err := comparison.Conditions(raw)
+	if err = errors.Join(err, json.Unmarshal(raw, &spec)); err != nil {
+		return nil, nil, err
+	}
+	delete(conditions, "baseline") // costs are those of the arm itself
+	settings = map[string]string{}
+	flatten(settings, "", conditions)
+	if arm == record.Direct {
+		flatten(settings, "baseline", spec.Baseline)
+	} else {
+		flatten(settings, "arms."+arm, spec.Arms[arm])
+	}
+	return settings, slices.Collect(maps.Keys(spec.Factors)), nil
+}
+
+// flatten adds a JSON value by path.
+func flatten(to map[string]string, at string, value any) {
+	switch v := value.(type) {
+	case nil:
+	case map[string]any:
+		for key, inner := range v {
+			flatten(to, strings.TrimPrefix(at+"."+key, "."), inner)
+		}
+	default:
+		to[at] = fmt.Sprint(v)
+	}
+}
+
+// sweeps reports whether a factor sets a setting: its name matches the end of the setting's path, as in a spec.
+func sweeps(factor, setting string) bool {
+	pattern, segments := strings.ReplaceAll(factor, ".", "/"), strings.Split(setting, ".")
+	for i := range segments {
+		if is, err := path.Match(pattern, strings.Join(segments[i:], "/")); err == nil && is {
+			return true
+		}
+	}
+	return false
 }
 
 // useOf finds the levels of a model's factors among those that were asked for.

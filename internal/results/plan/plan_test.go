@@ -325,6 +325,43 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
+// TestOneLoad: the CPUs of one load are not added to the memory of another. Swept settings may differ, and the run with
+// the best model is the one that others must be like.
+func TestOneLoad(t *testing.T) {
+	of := func(m made, spec string) comparison.Source {
+		s := m.source(t)
+		s.Run.Spec = []byte(spec)
+		return s
+	}
+	withheld, few := usual(), usual()
+	withheld.dir, withheld.CPU = "first", func(x float64) float64 { return x * x }
+	few.dir, few.Blocks = "first", 5
+	const spec = `{"duration":"10s","loads":{"client":{"rate":%d,"body":%d}},"arms":{"mesh":{"hops":2}},"factors":{%q:null}}`
+	second := of(usual(), fmt.Sprintf(spec, 100, 64, "client.rate"))
+	for name, c := range map[string]struct {
+		first    comparison.Source
+		cpus     bool // there is a total
+		conflict string
+	}{
+		"another load": {of(withheld, fmt.Sprintf(spec, 100, 65536, "client.rate")), false,
+			"mesh of rate is left out: it differs from that of first in loads.client.body"},
+		"another duration": {of(withheld, strings.Replace(fmt.Sprintf(spec, 100, 64, "client.rate"), "10s", "1s", 1)), false,
+			"mesh of rate is left out: it differs from that of first in duration"},
+		"no figures": {of(few, fmt.Sprintf(spec, 100, 65536, "client.rate")), true,
+			"mesh of first is left out: it differs from that of rate in loads.client.body"},
+		"swept": {of(withheld, fmt.Sprintf(spec, 500, 64, "client.rate")), true,
+			"subject CPUs of mesh is from rate, and not from first"},
+	} {
+		p, err := Make([]comparison.Source{c.first, second}, Ask{For: map[string]float64{"rate": 600}})
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if a := p.Arms[0]; (a.CPUs != nil) != c.cpus || a.Memory == nil || !slices.Contains(p.Conflicts, c.conflict) {
+			t.Errorf("%s: CPUs %+v, memory %+v, conflicts %q", name, a.CPUs, a.Memory, p.Conflicts)
+		}
+	}
+}
+
 // TestRefused: Make rejects invalid runs, runs on several nodes, and arms that do not exist or have no subject.
 func TestRefused(t *testing.T) {
 	invalid, nodes, s := usual().source(t), usual().source(t), usual().source(t)
