@@ -38,7 +38,7 @@ A weight that is out of tolerance because of what else the machine did is tried 
 together with what disturbed it.
 
 Exit code 5: a weight is out of tolerance and nothing else explains it, so the scale itself is wrong. Exit code 4: in
-some section no weight could be judged.`,
+some section no weight could be judged, because all were disturbed or this machine cannot measure them.`,
 		Example: `  tare calibrate --quick
   tare calibrate --only clock,latency --json`,
 		Args: usage.NoArgs,
@@ -108,8 +108,8 @@ func printCalibration(w io.Writer, r *calibrate.Report) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\n%d weights in tolerance, %d out of it, %d not judged%s\n", r.Passed, r.Failed, r.Unjudged,
-		judgedIn(r))
+	fmt.Fprintf(w, "\n%d weights in tolerance, %d out of it, %d not judged, %d missing%s\n", r.Passed, r.Failed,
+		r.Unjudged, r.Missing, judgedIn(r))
 	for _, x := range r.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", x)
 	}
@@ -164,8 +164,8 @@ func verdictOf(x calibrate.Weight) string {
 func judgedIn(r *calibrate.Report) string {
 	var parts []string
 	for _, section := range calibrate.Sections {
-		if judged, disturbed := r.Judged(section); disturbed > 0 {
-			parts = append(parts, fmt.Sprintf("%s %d of %d", section, judged, judged+disturbed))
+		if judged, of := r.Judged(section); judged < of {
+			parts = append(parts, fmt.Sprintf("%s %d of %d", section, judged, of))
 		}
 	}
 	if len(parts) == 0 {

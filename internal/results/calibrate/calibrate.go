@@ -135,28 +135,29 @@ func (o *Options) check() error {
 // minJudged is the minimum number of judged weights for a section to count as weighed.
 const minJudged = 1
 
-// unweighed returns the sections in which weights were disturbed and fewer than minJudged could be judged.
+// unweighed returns the sections with weights to judge in which fewer than minJudged could be judged.
 func (r *Report) unweighed() (names []string) {
 	for _, section := range Sections {
-		if judged, disturbed := r.Judged(section); disturbed > 0 && judged < minJudged {
+		if judged, of := r.Judged(section); of > 0 && judged < minJudged {
 			names = append(names, section)
 		}
 	}
 	return names
 }
 
-// Judged returns how many weights of a section were judged, and how many were not because they were disturbed.
-func (r *Report) Judged(section string) (judged, disturbed int) {
+// Judged returns how many weights of a section were judged, of how many: disturbed and missing ones were not. Weights
+// that are information only do not count.
+func (r *Report) Judged(section string) (judged, of int) {
 	for _, w := range r.Weights {
 		switch {
-		case w.Section != section:
-		case w.Verdict == Disturbed:
-			disturbed++
+		case w.Section != section || w.Verdict == Told:
+			continue
 		case w.Verdict == Pass || w.Verdict == Fail:
 			judged++
 		}
+		of++
 	}
-	return judged, disturbed
+	return judged, of
 }
 
 // Verdict returns nil if all judged weights are within tolerance, an error with code Exceeded if one is not, because
@@ -177,8 +178,8 @@ func (r *Report) Verdict() error {
 	case len(unweighed) > 0:
 		return fault.New(fault.Invalid, "calibration",
 			"run it again when the machine is idle, or leave these sections out with --only",
-			"no weight of %s could be judged, and %d of %d in all were not: the table says who used the machine",
-			strings.Join(unweighed, " and "), r.Unjudged, all)
+			"no weight of %s could be judged, and %d of %d in all were not: the table says why",
+			strings.Join(unweighed, " and "), r.Unjudged+r.Missing, all+r.Missing)
 	}
 	return nil
 }

@@ -87,7 +87,8 @@ func TestVerdict(t *testing.T) {
 		rows []row
 		code fault.Code
 	}{
-		{[]row{{"clock", Pass}, {"noise", Told}, {"memory", Missing}}, fault.OK},
+		{[]row{{"clock", Pass}, {"clock", Missing}, {"noise", Told}}, fault.OK},
+		{[]row{{"clock", Pass}, {"memory", Missing}, {"memory", Missing}}, fault.Invalid},
 		{[]row{{"clock", Pass}, {"clock", Disturbed}, {"clock", Disturbed}}, fault.OK},
 		{[]row{{"clock", Pass}, {"latency", Disturbed}}, fault.Invalid},
 		{[]row{{"clock", Pass}, {"latency", Disturbed}, {"latency", Told}, {"latency", Missing}}, fault.Invalid},

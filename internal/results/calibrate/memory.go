@@ -80,13 +80,6 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 		return nil, err
 	}
 
-	add := func(field string, truth float64, before, after *uint64, t Tolerance, planted string) {
-		if before == nil || after == nil {
-			ws = append(ws, missing(field, quantity.Bytes, planted, "null: this kernel's control groups do not count it"))
-			return
-		}
-		ws = append(ws, known(field, quantity.Bytes, truth, float64(*after)-float64(*before), t, planted))
-	}
 	// 1 MiB, for the stacks and heap of the process itself, and for counters that the kernel batches by 64 pages for each
 	// CPU.
 	tolerance := Tolerance{Absolute: 1 * mib, Part: 0.02}
@@ -94,21 +87,16 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	if before == nil || after == nil {
 		return []Weight{known("anon", quantity.Bytes, anonBytes, 0, tolerance, anon).noted(groupLost)}, nil
 	}
-	add("anon", anonBytes, before.Anon, after.Anon, tolerance, anon)
-	add("shmem", shmemBytes, before.Shmem, after.Shmem, tolerance, "a memory file, mapped and touched")
+	ws = append(ws, grown("anon", anonBytes, before.Anon, after.Anon, tolerance, anon),
+		grown("shmem", shmemBytes, before.Shmem, after.Shmem, tolerance, "a memory file, mapped and touched"))
 	if o.File > 0 {
-		add("file, which holds shmem", float64(fileBytes+shmemBytes), before.File, after.File, tolerance,
-			"a file written on disk, and the memory file")
-		if before.Soft != nil && after.Soft != nil {
-			ws = append(ws, known("soft", quantity.Bytes, fileBytes, float64(*after.Soft-*before.Soft), tolerance,
-				"the file on disk, which alone can be dropped"))
-		}
+		ws = append(ws, grown("file, which holds shmem", fileBytes+shmemBytes, before.File, after.File, tolerance,
+			"a file written on disk, and the memory file"),
+			grown("soft", fileBytes, before.Soft, after.Soft, tolerance, "the file on disk, which alone can be dropped"))
 	}
-	if before.Hard != nil && after.Hard != nil {
-		// This includes kernel memory: page tables, socket buffers on v2, and what the file system needs for the file.
-		ws = append(ws, known("hard", quantity.Bytes, anonBytes+shmemBytes, float64(*after.Hard-*before.Hard),
-			Tolerance{Absolute: 4 * mib, Part: 0.02}, "private memory and the memory file"))
-	}
+	// This includes kernel memory: page tables, socket buffers on v2, and what the file system needs for the file.
+	ws = append(ws, grown("hard", anonBytes+shmemBytes, before.Hard, after.Hard, Tolerance{Absolute: 4 * mib, Part: 0.02},
+		"private memory and the memory file"))
 	const sock = "2 MiB sent to a TCP socket that nobody reads; truth: the two sockets' own account"
 	switch {
 	case !counted && after.Sock != nil && *after.Sock == 0:
@@ -116,7 +104,8 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 			"cgroup v1 counts socket buffers only in groups with a limit of them, and this kernel takes none: 0 means "+
 				"nothing there"))
 	default:
-		add("sock", float64(r.SockBytes), before.Sock, after.Sock, Tolerance{Absolute: 256 << 10, Part: 0.05}, sock)
+		ws = append(ws, grown("sock", float64(r.SockBytes), before.Sock, after.Sock,
+			Tolerance{Absolute: 256 << 10, Part: 0.05}, sock))
 	}
 	for field, p := range map[string]*uint64{"slab_reclaimable": after.SlabReclaimable, "kernel": after.Kernel,
 		"peak": after.Peak} {
@@ -125,6 +114,14 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 		}
 	}
 	return ws, nil
+}
+
+// grown returns the weight of what a field of a group's memory grew by; missing if the kernel does not count it.
+func grown[N int64 | uint64](field string, truth float64, before, after *N, t Tolerance, planted string) Weight {
+	if before == nil || after == nil {
+		return missing(field, quantity.Bytes, planted, "null: this kernel's control groups do not count it")
+	}
+	return known(field, quantity.Bytes, truth, float64(*after)-float64(*before), t, planted)
 }
 
 // countSockets makes a group count its socket buffers, and reports whether it does. cgroup v1 does so once a limit is

@@ -29,6 +29,7 @@ type Report struct {
 	Passed   int       `json:"passed"`
 	Failed   int       `json:"failed"`
 	Unjudged int       `json:"unjudged"` // disturbed weights
+	Missing  int       `json:"missing"`  // weights that this machine cannot measure
 	Fault    string    `json:"fault,omitempty"`
 	Warnings []string  `json:"warnings"`
 }
@@ -167,6 +168,8 @@ func (r *Report) add(ws ...Weight) {
 			r.Failed++
 		case Disturbed:
 			r.Unjudged++
+		case Missing:
+			r.Missing++
 		}
 		r.Weights = append(r.Weights, w)
 	}
