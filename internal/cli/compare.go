@@ -192,17 +192,23 @@ func (f compareFlags) side(dir string) ([]comparison.Source, error) {
 	return sources, nil
 }
 
-// readHistory reads the runs of a history. Runs that cannot be read are left out and named on standard error.
-func (f compareFlags) readHistory() ([]comparison.Source, error) {
-	history, err := sourcesIn(f.history, func(err error) { fmt.Fprintf(stderr, "left out: %s\n", text.Line(err.Error())) })
-	if err != nil {
-		return nil, err
+// readHistory reads the runs of a history. Runs that cannot be read and invalid ones are left out and named on standard
+// error.
+func (f compareFlags) readHistory() (valid []comparison.Source, err error) {
+	leave := func(err error) { fmt.Fprintf(stderr, "left out: %s\n", text.Line(err.Error())) }
+	history, err := sourcesIn(f.history, leave)
+	if err != nil || f.anyway {
+		return history, err
 	}
-	valid := slices.DeleteFunc(slices.Clone(history), func(h comparison.Source) bool { return !h.Summary.Valid })
-	switch {
-	case f.anyway && len(history) > 0:
-		return history, nil
-	case len(valid) == 0:
+	for _, h := range history {
+		if h.Summary.Valid {
+			valid = append(valid, h)
+			continue
+		}
+		leave(fmt.Errorf("%s: the run is invalid: %s (--anyway keeps it)", h.Dir,
+			strings.Join(h.Summary.InvalidReasons, "; ")))
+	}
+	if len(valid) == 0 {
 		return nil, fault.New(fault.Invalid, f.history, "see what is wrong with each: tare report", "it holds no valid run")
 	}
 	return valid, nil

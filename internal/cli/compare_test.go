@@ -227,6 +227,35 @@ func TestCompareRefuses(t *testing.T) {
 	}
 }
 
+// TestHistoryNamesInvalid: the runs that a history leaves out because they are invalid are named.
+func TestHistoryNamesInvalid(t *testing.T) {
+	parent := writeRuns(t, 0, 9e-6, 9e-6)
+	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, Latency: 9e-6, Day: 2})
+	for i := range trials {
+		trials[i].Validity = record.Validity{Failed: "it did not start"}
+	}
+	invalid := filepath.Join(parent, run.ID)
+	writeRecord(t, invalid, run, trials)
+	was := stderr
+	t.Cleanup(func() { stderr = was })
+	for _, c := range []struct {
+		args []string
+		runs string
+		says string
+	}{
+		{nil, "2 runs", "left out: " + invalid + ": the run is invalid: "},
+		{[]string{"--anyway"}, "3 runs", ""},
+	} {
+		var said bytes.Buffer
+		stderr = &said
+		out, err := runCompare(append([]string{"--history", parent}, c.args...)...)
+		if err != nil || !strings.Contains(out, c.runs) || !strings.HasPrefix(said.String(), c.says) ||
+			(c.says == "") != (said.Len() == 0) {
+			t.Errorf("%v: %v, %q\n%s", c.args, err, &said, out)
+		}
+	}
+}
+
 // cutOff takes the end of the last trial off a run.
 func cutOff(t *testing.T, dir string) {
 	t.Helper()
