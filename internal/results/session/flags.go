@@ -68,11 +68,18 @@ func (f *Flags) RegisterSpec(fs *pflag.FlagSet) {
 	fs.StringArrayVar(&f.Overrides.Set, "set", nil, "setting=value, or setting=a,b to sweep; may be repeated")
 }
 
-// Check rejects a run without blocks, and records whether a seed was given.
+// Check rejects zeros, which spec.Overrides takes for what the spec says, and records whether a seed was given.
 func (f *Flags) Check(fs *pflag.FlagSet) error {
 	f.seeded = fs.Changed("seed")
-	if n := f.Overrides.Blocks; n <= 0 && fs.Changed("blocks") {
-		return fault.New(fault.Usage, "--blocks", "intervals need 6 blocks", "must be at least 1, got %d", n)
+	o := f.Overrides
+	switch {
+	case o.Blocks <= 0 && fs.Changed("blocks"):
+		return fault.New(fault.Usage, "--blocks", "intervals need 6 blocks", "must be at least 1, got %d", o.Blocks)
+	case o.SampleHz == 0 && fs.Changed("hz"):
+		return fault.New(fault.Usage, "--hz", "only 'tare weigh' and 'tare top' can do without samples",
+			"must be at least 1, got 0")
+	case o.Until == 0 && fs.Changed("until"):
+		return fault.New(fault.Usage, "--until", "such as --until 10m", "must be at least 1s, got 0s")
 	}
 	return nil
 }
