@@ -43,9 +43,9 @@ func newCompare() *cobra.Command {
 		Use:   "compare OLD NEW...",
 		Short: "Compare recorded runs, allowing for the variance between runs",
 		Long: `Compare recorded runs of one experiment. OLD and NEW are run directories, or directories that hold repeated runs of the
-same thing. Each run is compared with its own baseline first. The intervals include how much runs vary: estimated from
-the repeats or from --history if there are enough runs, else from the runs' A/A twins. Without any of these there is no
-verdict. If several NEW are given, each is compared with OLD.
+same thing. Each run is compared with its own baseline first. The intervals include how much runs vary, estimated from
+the repeats or from three or more runs of --history; the runs' A/A twins can only make them wider. With neither repeats
+nor a history there is no verdict. If several NEW are given, each is compared with OLD.
 
 It is better to have both versions as arms of one run, where they differ in nothing else:
 

@@ -47,7 +47,8 @@ func newPlan() *cobra.Command {
 		Short: "Predict CPUs, memory and nodes for a load, from the models of recorded runs",
 		Long: `Predict what a load that was not run needs, from recorded runs that swept it: CPUs and memory by component with
 prediction intervals, what to request, and the number of nodes of a size. Figures are from the lines that runs fit
-through their levels (see 'tare report --all'); a metric that fits no line is named, without a figure.
+through their levels (see 'tare report --all'). A metric that fits no line is named, and has a figure within its levels
+only, or none.
 
 A level outside of the measured range is refused unless --beyond is given. A factor that no run swept is named, with the
 command that would measure it. Of several runs that have the same cost, one is used, and the others are named.
