@@ -451,13 +451,11 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	if out, errs, code := p.tare("install", "--image", agentImage); code != 0 || strings.Count(out, "applied") != 5 {
 		t.Fatalf("install: exit code %d\n%s%s", code, out, errs)
 	}
-	if _, err := p.Kubectl("rollout", "status", "-n", "tare", "daemonset/tare-agent", "--timeout=60s"); err != nil {
-		t.Fatal(err)
-	}
+	// Its pods may be starting.
 	out, errs, code = p.tare("weigh", "--for", "1s", "-o", "json", "--agents-namespace", "tare")
 	var c cluster.Cluster
 	err = json.Unmarshal([]byte(out), &c)
-	if err != nil || code != 0 || c.Answered != 1 || strings.Contains(errs, "starting") {
+	if err != nil || code != 0 || c.Answered != 1 || strings.Contains(errs, "starting agents") {
 		t.Errorf("by installed agents: exit code %d, %v\n%s", code, err, errs)
 	}
 	if !slices.ContainsFunc(c.Components, func(r *cluster.Row) bool { return r.Component == "tare" }) {

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	appsapi "k8s.io/api/apps/v1"
@@ -120,6 +121,7 @@ type Agent struct {
 	Port           int
 	Failed         string // why it cannot be asked; empty if it can
 	starting       bool   // it may not listen yet
+	temporary      bool   // it requires nothing of clients
 }
 
 // Set identifies a DaemonSet of agents, so that a coordinator can find the agents again.
@@ -188,7 +190,8 @@ func (c *Cluster) Agents(ctx context.Context, s Set) (agents []Agent, err error)
 		of := metav1.GetControllerOf(p)
 		if of != nil && of.UID == s.UID && p.Spec.NodeName != "" && p.DeletionTimestamp == nil {
 			agents = append(agents, Agent{Node: p.Spec.NodeName, Namespace: p.Namespace, Pod: p.Name, Port: s.Port,
-				Failed: notRunning(p), starting: s.Temporary})
+				Failed: notRunning(p), starting: s.Temporary || !isReady(p),
+				temporary: s.Temporary})
 		}
 	})
 	return agents, err
@@ -211,6 +214,15 @@ func each[T any](ctx context.Context, list pager.ListPageFunc, selector string, 
 		return nil
 	})
 }
+
+func isReady(p *api.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c api.PodCondition) bool {
+		return c.Type == api.PodReady && c.Status == api.ConditionTrue
+	})
+}
+
+// NotStarted reports whether the agent has neither started nor failed yet.
+func (a *Agent) NotStarted() bool { return a.Failed == notStarted }
 
 // notRunning returns the reason why the agent of a pod is not running, or "" if it is.
 func notRunning(p *api.Pod) string {

@@ -90,7 +90,7 @@ func openWindow(ctx context.Context, agents []Agent, after, d time.Duration, acc
 		connecting.Go(func() error {
 			r := &all[i]
 			o := access.options(net.JoinHostPort("localhost", strconv.Itoa(a.Port)))
-			if a.starting {
+			if a.temporary {
 				o = remote.Options{Address: o.Address}
 			}
 			o.Reading = reading

@@ -16,6 +16,7 @@ import (
 	"tare/internal/kube/cluster"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
+	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
 	"tare/internal/scale/charge"
 )
@@ -52,7 +53,7 @@ func (s *scope) register(f *pflag.FlagSet) {
 func (s *scope) registerStart(f *pflag.FlagSet) {
 	registerAgents(f, &s.image, &s.agentsNamespace)
 	registerAccess(f, &s.access)
-	f.DurationVar(&s.within, "start-within", time.Minute, "time for temporary agents to start")
+	f.DurationVar(&s.within, "start-within", time.Minute, "time for agents to start")
 }
 
 func (s *scope) check(c *connection) (err error) {
@@ -131,13 +132,13 @@ type windows struct {
 }
 
 // open finds the installed agents. If there are none, it deploys temporary agents, which live for the duration life
-// after the time for their start, and waits until they have started.
+// after the time for their start. It waits until they have started.
 func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration, log io.Writer) (*windows, error) {
 	c.Access = s.access
 	w := &windows{scope: s, c: c, log: log}
 	err := w.look(ctx)
 	if err != nil || len(w.agents) > 0 {
-		return w, err
+		return w, cmp.Or(err, w.started(ctx))
 	}
 	if err = w.deploy(ctx, life); err == nil {
 		w.set = w.temporary.Set
@@ -148,6 +149,29 @@ func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration,
 		return nil, err
 	}
 	return w, nil
+}
+
+// started waits until the installed agents of nodes that are ready have started, which they may just be doing.
+func (w *windows) started(ctx context.Context) (err error) {
+	ready := map[string]bool{}
+	for i := range w.nodes {
+		ready[w.nodes[i].Name] = w.nodes[i].Ready
+	}
+	for deadline, said := time.Now().Add(w.within), false; ; said = true {
+		waits := func(a agents.Agent) bool { return ready[a.Node] && a.NotStarted() }
+		if !slices.ContainsFunc(w.agents, waits) || time.Now().After(deadline) {
+			return nil
+		}
+		if !said {
+			fmt.Fprintf(w.log, "tare: waiting for installed agents to start, for %v at most\n", w.within)
+		}
+		if err = pace.Sleep(ctx, time.Second); err == nil {
+			w.agents, err = w.c.Agents(ctx, w.set)
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // look finds the current nodes and agents.
