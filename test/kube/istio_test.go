@@ -95,6 +95,23 @@ func TestIstio(t *testing.T) {
 	}
 }
 
+// TestIstioConnections runs the ready-made experiment for connections through Istio's sidecars in its quick form: the
+// memory of the client's sidecar grows with them.
+func TestIstioConnections(t *testing.T) {
+	long.Test(t, "8 min: connections through Istio's sidecars, where TARE_ISTIO has Istio")
+	s := upWithIstio(t).readyMade(t, "cluster/istio-connections")
+	memory := map[string]float64{}
+	for i := range s.Estimates {
+		e := &s.Estimates[i]
+		if e.Arm == "istio" && e.Component == "sidecar.client" && e.Metric == "memory_hard_bytes" {
+			memory[e.Factors["client.connections"]] = e.Value
+		}
+	}
+	if few, many := memory["50"], memory["3000"]; many < few+3000*1024 {
+		t.Errorf("the client's sidecar has %g bytes with 50 connections, and %g with 3,000", few, many)
+	}
+}
+
 // readyMade runs a ready-made experiment in its quick form, into the directory TARE_KUBE_OUT and with the arguments
 // TARE_KUBE_ARGS if these are set, and returns its summary, which must be valid.
 func (p *plugin) readyMade(t *testing.T, name string) (s analysis.Summary) {
