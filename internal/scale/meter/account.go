@@ -33,6 +33,7 @@ type account struct {
 	seen     *witness.Account // nil without a witness
 	snapshot *bpf.Snapshot    // nil if programs could not be read
 	passed   *proc.Elapsed    // cached by elapsed
+	untold   bool             // a top-level group has a CPU counter, but what it used is unknown; set by cgroups
 
 	warnings []ledger.Warning
 }
@@ -483,6 +484,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			c.Periods = counted(now.Periods, before.Periods, wasThere)
 		}
 		c.CPUReset = now.UsageNs.OK && (now.Resets != before.Resets || wasThere && now.UsageNs.N < before.UsageNs.N)
+		a.untold = a.untold || atTop(g.Path) && c.CPUSeconds == nil && (before.UsageNs.OK || now.UsageNs.OK)
 		// If no hierarchy counts CPU time for a group, samples are never located there: its tasks' programs count for another
 		// group. If programs ran but none of their time could be split, any of it may have been spent here, so the eBPF time
 		// of the group is unknown, not 0.
@@ -512,8 +514,11 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 // CPUs. Groups at the top are never late: they are found before each edge, and no other group contains their time.
 func (a *account) isLate(g *cgroup.Group) bool {
 	slack := time.Duration(a.seconds() / 100 * float64(time.Second))
-	return strings.LastIndexByte(g.Path, '/') > 0 && g.Made.Before(a.w.first.wall.Add(-slack))
+	return !atTop(g.Path) && g.Made.Before(a.w.first.wall.Add(-slack))
 }
+
+// atTop reports whether a path is that of the root group or of a group directly below it.
+func atTop(path string) bool { return strings.LastIndexByte(path, '/') == 0 }
 
 // memoryOf returns the memory of a group for a ledger. Ledgers share it until it changes, because memory is not read
 // in every window.
@@ -744,15 +749,13 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	for _, g := range a.m.groups.Unread() {
 		unread[g.Path] = true
 	}
-	// someUnread is true if the CPU time of a top-level group, which total includes, could not be read.
-	someUnread := false
+	untold := a.untold // total includes what some top-level group used, but nothing says how much that was
 	for _, c := range l.Cgroups {
-		someUnread = someUnread || strings.LastIndexByte(c.Path, '/') == 0 && c.CPUSeconds == nil &&
-			(c.CPUReset || unread[c.Path])
+		untold = untold || atTop(c.Path) && c.CPUSeconds == nil && unread[c.Path]
 		switch {
 		case c.Path == "/":
 			total = c.CPUSeconds
-		case strings.LastIndexByte(c.Path, '/') == 0 && c.CPUSeconds != nil:
+		case atTop(c.Path) && c.CPUSeconds != nil:
 			u.Groups += *c.CPUSeconds
 		}
 	}
@@ -762,10 +765,10 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		u.NoRoot = true
 	case a.m.layout.Mode == cgroup.ModeV2:
 		u.Root = a.rootUsage()
-	case someUnread:
+	case untold:
 		u.NoRoot = true
 		a.warn("no-root-usage", "the CPU time of processes outside control groups cannot be told from that of groups that "+
-			"could not be read, or whose counters were reset: it is part of what is unexplained")
+			"were removed inside the window, could not be read, or whose counters were reset: it is part of what is unexplained")
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
 		// The counters of an edge are not read at one instant, so Root may also be negative: by up to the duration of the

@@ -48,20 +48,22 @@ func TestTopGroupIsFoundAtOnce(t *testing.T) {
 	_ = w.Discard()
 }
 
-// keepBusy runs a process in a control group that uses a CPU until the test ends.
-func keepBusy(t *testing.T, dir string) {
+// keepBusy runs a process in a control group that uses a CPU until the test ends or stop is called.
+func keepBusy(t *testing.T, dir string) (stop func()) {
 	t.Helper()
 	busy := exec.Command("sh", "-c", "while :; do :; done")
 	if err := busy.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	stop = func() {
 		_ = busy.Process.Kill()
 		_ = busy.Wait()
-	})
+	}
+	t.Cleanup(stop)
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(busy.Process.Pid)), 0); err != nil {
 		t.Fatal(err)
 	}
+	return stop
 }
 
 // A group below the top is found windows after it was made. What it used is not known in the window in which it is
