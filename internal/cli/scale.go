@@ -92,9 +92,7 @@ type watch struct {
 	scaleOptions
 
 	scale  *live.Scale
-	layout *cgroup.Layout   // for rules
-	census *meter.Sandboxes // nil without sandboxes, and after a failure
-	failed error            // why the census could not be opened or read; nil if it could
+	layout *cgroup.Layout // for rules
 }
 
 // openWatch begins the first window. The caller must close the watch.
@@ -105,27 +103,19 @@ func openWatch(ctx context.Context, o scaleOptions) (w *watch, err error) {
 			return nil, err
 		}
 	}
-	w.openCensus()
-	if w.scale, err = live.Open(ctx, o.meter, live.Duty{}); err != nil {
-		w.closeCensus()
+	if o.sandboxes != nil {
+		w.meter.Sandboxes = meter.NewSandboxes(*o.sandboxes)
+	}
+	if w.scale, err = live.Open(ctx, w.meter, live.Duty{}); err != nil {
+		w.closeSandboxes()
 		return nil, err
 	}
 	return w, nil
 }
 
-func (w *watch) openCensus() {
-	if w.sandboxes != nil {
-		w.census, w.failed = meter.OpenSandboxes(*w.sandboxes)
-	}
-	if w.failed != nil {
-		w.census = nil
-	}
-}
-
-func (w *watch) closeCensus() {
-	if w.census != nil {
-		w.census.Close()
-		w.census = nil
+func (w *watch) closeSandboxes() {
+	if w.meter.Sandboxes != nil {
+		w.meter.Sandboxes.Close()
 	}
 }
 
@@ -135,21 +125,18 @@ func (w *watch) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 	if err != nil {
 		return nil, err
 	}
-	if w.census != nil {
-		w.failed = w.census.Tick(l)
-	}
-	if w.failed != nil {
-		l.Warn("no-sandboxes", "sandboxes could not be read: %v", w.failed)
-		w.closeCensus()
-		w.openCensus()
+	if w.meter.Sandboxes != nil {
+		if err := w.meter.Sandboxes.Tick(l); err != nil {
+			l.Warn("no-sandboxes", "sandboxes could not be read: %v", err)
+		}
 	}
 	w.names.Fill(l)
 	return l, applyRules(w.rules, w.layout, l)
 }
 
-// Close closes the scale and the census.
+// Close closes the scale and the sandboxes.
 func (w *watch) Close() error {
-	w.closeCensus()
+	w.closeSandboxes()
 	return w.scale.Close()
 }
 

@@ -251,6 +251,10 @@ func runtimeRoots(given []string) (roots []string, err error) {
 func weigh(
 	ctx context.Context, d time.Duration, o meter.Options, sandboxes *sandbox.Options, p *profiler,
 ) (l *ledger.Ledger, err error) {
+	if sandboxes != nil {
+		o.Sandboxes = meter.NewSandboxes(*sandboxes)
+		defer o.Sandboxes.Close()
+	}
 	m, err := meter.New(ctx, o)
 	if err != nil {
 		return nil, err
@@ -260,13 +264,6 @@ func weigh(
 			err = cerr
 		}
 	}()
-	var census *meter.Sandboxes
-	var failed error // to find sandboxes; the rest of the ledger is still valid
-	if sandboxes != nil {
-		if census, failed = meter.OpenSandboxes(*sandboxes); failed == nil {
-			defer census.Close()
-		}
-	}
 	w, err := m.Open()
 	if err != nil {
 		return nil, err
@@ -280,11 +277,10 @@ func weigh(
 	if err = errors.Join(err, cerr); err != nil {
 		return nil, err
 	}
-	if census != nil {
-		failed = census.AddTo(l)
-	}
-	if failed != nil {
-		l.Warn("no-sandboxes", "sandboxes could not be read: %v", failed)
+	if o.Sandboxes != nil {
+		if err := o.Sandboxes.AddTo(l); err != nil { // the rest of the ledger is still valid
+			l.Warn("no-sandboxes", "sandboxes could not be read: %v", err)
+		}
 	}
 	return l, nil
 }

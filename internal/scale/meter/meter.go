@@ -45,8 +45,11 @@ type Options struct {
 	// Whole makes New and windows fail if programs, maps, run statistics or control groups cannot be read. Otherwise the
 	// ledger omits them and has a warning. Samples and the witness may be missing in either case if the machine lacks the
 	// feature.
-	Whole    bool
-	DropRing bool // a fault that calibration must detect: see perf.Options
+	Whole bool
+	// Sandboxes reads an edge just before each of a window's; nil: nothing does. The window's edge is later by the time
+	// that it takes, unless it is to be at a given time.
+	Sandboxes *Sandboxes
+	DropRing  bool // a fault that calibration must detect: see perf.Options
 	// Shared holds what several meters of a process have in common; nil if the meter shares nothing.
 	Shared *Shared
 }
@@ -74,6 +77,7 @@ type Meter struct {
 	noKernel  bool             // kernel threads are hidden from this process
 	rootError error            // why the processes in the root group cannot be listed
 
+	sandboxes  *Sandboxes // see Options
 	drainEvery time.Duration
 	entries    map[uint64]ledger.Context // kernel addresses that were looked up
 	statsCost  *float64                  // seconds that run statistics add to one run of a program; nil if unknown
@@ -107,7 +111,8 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	m = &Meter{uncounted: o.NoStatistics, whole: o.Whole, parts: newParts(o), drainEvery: o.DrainEvery,
-		entries: map[uint64]ledger.Context{}, reported: selfTime(), shared: shared, sharing: o.Shared != nil}
+		sandboxes: o.Sandboxes, entries: map[uint64]ledger.Context{}, reported: selfTime(), shared: shared,
+		sharing: o.Shared != nil}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Close())
@@ -362,6 +367,14 @@ func (m *Meter) prepareTop() error {
 	return m.kernel.RefreshNew()
 }
 
+// prepare does what comes before an edge.
+func (w *Window) prepare(with func() error) error {
+	if w.m.sandboxes != nil {
+		w.m.sandboxes.ReadEdge()
+	}
+	return w.parts.cpu.read(with)
+}
+
 // Window is an open window.
 type Window struct {
 	m         *Meter
@@ -425,7 +438,7 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 		return nil, err
 	}
 	// Otherwise what has appeared since New would count as new in the window, with all that it used before.
-	if err := w.parts.cpu.read(m.prepare); err != nil {
+	if err := w.prepare(m.prepare); err != nil {
 		return nil, err
 	}
 	m.forgetGroups() // groups come and go as long as the meter lives
@@ -609,7 +622,7 @@ func (w *Window) finish(last edge) (seen *witness.Account, err error) {
 }
 
 // Close reads all counters again and returns the ledger.
-func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.parts.cpu.read(w.m.prepare)) }
+func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.prepare(w.m.prepare)) }
 
 // CloseAt is Close with the second edge at the given CLOCK_MONOTONIC time in nanoseconds. On a machine with thousands
 // of control groups it takes tenths of a second to find new ones and to read all, and a window that began this only at
@@ -619,7 +632,7 @@ func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.parts.cpu.re
 func (w *Window) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	at -= int64(w.opening)
 	ended := pace.SleepUntil(ctx, at-2*int64(w.m.preparing)) // it may take longer than last time
-	err := w.parts.cpu.read(w.m.prepare)
+	err := w.prepare(w.m.prepare)
 	if ended == nil {
 		ended = pace.SleepUntil(ctx, at)
 	}

@@ -30,7 +30,7 @@ func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 	if all {
 		prepare = m.prepare
 	}
-	if err := w.parts.cpu.read(prepare); err != nil {
+	if err := w.prepare(prepare); err != nil {
 		return nil, w, err
 	}
 	if err := w.halt(); err != nil {

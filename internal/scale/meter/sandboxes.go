@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -17,15 +18,24 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Sandboxes adds to a ledger what the machine's sandboxes used in its window. It reads at separate edges, around those
-// of the window, so its cost is not in the window's budget but in the ledger's Self.
+// Sandboxes adds to a ledger what the machine's sandboxes used in its window. The meter whose Options have it reads its
+// edges just before those of the window, so that both cover the same length of time.
 type Sandboxes struct {
-	reader *sandbox.Reader
+	o      sandbox.Options
+	reader *sandbox.Reader // nil before the first edge, and after an error
 	fs     proc.FS
-	first  map[task]uint64 // CPU time at the first edge, ns: of all processes, and of threads in sandboxes
-	began  uint64          // time of the first edge, in the unit of proc.Process.Start
-	cost   time.Duration   // CPU time that this process spent on reading sandboxes
+	edges  []sandboxEdge   // by time, from the one at which the next window begins
+	census *sandbox.Census // at the last edge
+	failed error           // why the last edge could not be read
+	cost   time.Duration   // CPU time that this process spent on sandboxes and has not reported
 	smaps  time.Duration   // the part of cost for reading resident memory
+}
+
+// sandboxEdge is the CPU time of processes at one time.
+type sandboxEdge struct {
+	at    time.Time
+	ticks uint64          // just before, in the unit of proc.Process.Start
+	used  map[task]uint64 // in ns, by all processes, and by threads in sandboxes
 }
 
 // task identifies a process or a thread even if its number is reused.
@@ -41,23 +51,40 @@ const (
 	smapsMost  = 2 * time.Second
 )
 
-// OpenSandboxes reads the first edge. The caller must close the result.
-func OpenSandboxes(o sandbox.Options) (*Sandboxes, error) {
+// sandboxSpan is by how much edges may be further apart than the window is long, or closer together, as a fraction.
+const sandboxSpan = 0.02
+
+// NewSandboxes returns a Sandboxes without an edge. The caller must close the result.
+func NewSandboxes(o sandbox.Options) *Sandboxes { return &Sandboxes{o: o, fs: proc.FS{Root: o.Root}} }
+
+// ReadEdge reads an edge. AddTo and Tick return its error.
+func (s *Sandboxes) ReadEdge() {
 	began := selfTime()
-	r, err := sandbox.New(o)
-	if err != nil {
-		return nil, err
+	defer func() { s.cost += selfTime() - began }()
+	if s.reader == nil {
+		if s.reader, s.failed = sandbox.New(s.o); s.failed != nil {
+			return
+		}
 	}
-	s := &Sandboxes{reader: r, fs: proc.FS{Root: o.Root}}
-	s.began, err = s.fs.Now()
-	c, failed := r.Read(true)
-	if err = errors.Join(err, failed); err != nil {
-		r.Close()
-		return nil, err
+	var e sandboxEdge
+	if e.ticks, s.failed = s.fs.Now(); s.failed != nil {
+		return
 	}
-	s.first = s.times(c)
-	s.cost = selfTime() - began
-	return s, nil
+	if s.census, s.failed = s.reader.Read(true); s.failed != nil {
+		return
+	}
+	e.at = time.Now()
+	e.used = s.times(s.census)
+	s.edges = append(s.edges, e)
+}
+
+// edge returns the index of the last edge before a time; -1 if there is none.
+func (s *Sandboxes) edge(at time.Time) int {
+	n := len(s.edges)
+	for n > 0 && s.edges[n-1].at.After(at) {
+		n--
+	}
+	return n - 1
 }
 
 // times returns the CPU time of all processes, and of threads in sandboxes, from the census that was just taken.
@@ -77,47 +104,58 @@ func (s *Sandboxes) times(c *sandbox.Census) map[task]uint64 {
 }
 
 // Close releases all resources.
-func (s *Sandboxes) Close() { s.reader.Close() }
+func (s *Sandboxes) Close() {
+	if s.reader != nil {
+		s.reader.Close()
+	}
+	s.reader, s.edges = nil, nil
+}
 
-// AddTo reads the second edge, and the resident memory of all processes of sandboxes in turn, and adds the sandboxes
-// to the ledger of the last window.
+// AddTo reads the resident memory of all processes of sandboxes in turn, and adds the sandboxes to the ledger of the
+// last window.
 func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
-	began := selfTime()
-	if _, err := s.add(l); err != nil {
+	before := s.cost
+	if err := s.add(l); err != nil {
 		return err
 	}
-	second := selfTime() - began
-	s.cost += second
 	total, smaps := s.cost.Seconds(), s.smaps.Seconds()
 	l.Self.SandboxSeconds, l.Self.SmapsSeconds = &total, &smaps
-	l.Self.CPUSeconds += second.Seconds() // Self already includes the first edge, as part of set-up
+	l.Self.CPUSeconds += (s.cost - before).Seconds() // it already includes the edges
 	return nil
 }
 
-// Tick is AddTo for a window that is followed by another without a gap. The edge that it reads is also the first of
-// the next window, which is charged with its cost. After an error, the sandboxes must be opened anew.
+// Tick is AddTo for a window that is followed by another without a gap, whose ledger has the cost of adding to this
+// one. After an error, it finds all sandboxes anew for the next window.
 func (s *Sandboxes) Tick(l *ledger.Ledger) error {
-	began := selfTime()
-	total, smaps := s.cost.Seconds(), s.smaps.Seconds() // of the previous edge
-	now, err := s.fs.Now()
-	if err != nil {
-		return err
-	}
-	c, err := s.add(l)
-	if err != nil {
+	total, smaps := s.cost.Seconds(), s.smaps.Seconds()
+	s.cost = 0
+	if err := s.add(l); err != nil {
+		s.Close()
+		s.ReadEdge()
 		return err
 	}
 	l.Self.SandboxSeconds, l.Self.SmapsSeconds = &total, &smaps
-	s.began, s.first = now, s.times(c)
-	s.cost = selfTime() - began
+	s.edges = slices.Delete(s.edges, 0, s.edge(l.Window.End))
 	return nil
 }
 
-// add reads an edge and adds the sandboxes to the ledger.
-func (s *Sandboxes) add(l *ledger.Ledger) (*sandbox.Census, error) {
-	c, err := s.reader.Read(true)
-	if err != nil {
-		return nil, err
+// add adds the sandboxes to the ledger.
+func (s *Sandboxes) add(l *ledger.Ledger) error {
+	if s.failed != nil {
+		return s.failed
+	}
+	began := selfTime()
+	defer func() { s.cost += selfTime() - began }()
+	// After an error, the first edge was read when the window had begun.
+	from, to := max(s.edge(l.Window.Start), 0), s.edge(l.Window.End)
+	if from >= to {
+		return errors.New("they were not read at both edges of the window")
+	}
+	c, first, last := s.census, &s.edges[from], &s.edges[to]
+	span := last.at.Sub(first.at).Seconds()
+	if len(c.Sandboxes) > 0 && math.Abs(span-l.Window.Seconds) > sandboxSpan*l.Window.Seconds {
+		l.Warn("sandboxes-span", "the clocks of processes in sandboxes were read %.3g s apart, in a window of %.3g s: their "+
+			"CPU time is off by as much", span, l.Window.Seconds)
 	}
 	budget := time.Duration(smapsPart * l.Window.Seconds * float64(time.Second))
 	memory, unread := s.resident(c, min(max(budget, smapsLeast), smapsMost))
@@ -138,12 +176,12 @@ func (s *Sandboxes) add(l *ledger.Ledger) (*sandbox.Census, error) {
 		}
 	}
 	for _, b := range c.Sandboxes {
-		e := entry{s: s, c: c, b: b, memory: memory, cgroups: cgroups}
+		e := entry{s: s, c: c, b: b, first: first, last: last, memory: memory, cgroups: cgroups}
 		l.Sandboxes = append(l.Sandboxes, e.sandbox())
 	}
 	pss := func(b ledger.Sandbox) uint64 { return known.Or(b.GrossMemory, 0) }
 	slices.SortStableFunc(l.Sandboxes, func(a, b ledger.Sandbox) int { return cmp.Compare(pss(b), pss(a)) })
-	return c, nil
+	return nil
 }
 
 // memories is the resident memory of processes, or why it could not be read. Processes for which there was no time are
@@ -209,6 +247,8 @@ type entry struct {
 	s       *Sandboxes
 	c       *sandbox.Census
 	b       *sandbox.Sandbox
+	first   *sandboxEdge
+	last    *sandboxEdge
 	memory  memories
 	cgroups map[string]*ledger.Cgroup // the ledger's groups by path
 	untimed []string                  // processes and threads whose CPU time is missing from sums
@@ -247,22 +287,23 @@ func (e *entry) sandbox() ledger.Sandbox {
 
 // used returns the CPU time that a task used between the edges; a task that started in between began at 0. It is nil
 // if unknown, as for a task that was read only at the second edge but is older than the first.
-func (e *entry) used(t task, ns *uint64) *float64 {
-	_, listed := e.s.first[t]
-	if ns == nil || !listed && e.s.olderThanWindow(t) {
+func (e *entry) used(t task) *float64 {
+	before, listed := e.first.used[t]
+	now, read := e.last.used[t]
+	if !read || !listed && e.olderThanWindow(t) {
 		return nil
 	}
-	return new(float64(*ns-min(*ns, e.s.first[t])) / 1e9)
+	return new(float64(now-min(now, before)) / 1e9)
 }
 
 // olderThanWindow reports whether a task existed at the first edge, or may have. A process that was not listed there
 // but started in the tick of the edge counts as newer: it used less than a tick before.
-func (s *Sandboxes) olderThanWindow(t task) bool {
+func (e *entry) olderThanWindow(t task) bool {
 	if t.tid == t.pid {
-		return t.start < s.began
+		return t.start < e.first.ticks
 	}
-	p, err := s.fs.Process(t.tid) // the kernel exposes each thread as /proc/TID too, although it does not list it
-	return err != nil || p.Start <= s.began
+	p, err := e.s.fs.Process(t.tid) // the kernel exposes each thread as /proc/TID too, although it does not list it
+	return err != nil || p.Start <= e.first.ticks
 }
 
 func (e *entry) processes(out *ledger.Sandbox) {
@@ -270,13 +311,13 @@ func (e *entry) processes(out *ledger.Sandbox) {
 		x := ledger.SandboxProcess{
 			PID: p.PID, Comm: p.Comm, Program: p.Program, Component: string(p.Component), Container: p.Container,
 			KnownBy: []string{}, CPUCgroup: p.CPU.Path, MemoryCgroup: p.Memory.Path, Memory: e.memory[p].memory,
-			CPU: e.used(task{p.PID, p.PID, p.Start}, p.CPUNs),
+			CPU: e.used(task{p.PID, p.PID, p.Start}),
 		}
 		x.KnownBy = append(x.KnownBy, lists.Map(p.Signs, func(s sandbox.Sign) string { return string(s) })...)
 		for i := range p.Threads {
 			t := &p.Threads[i]
 			x.Threads = append(x.Threads, ledger.SandboxThread{TID: t.TID, Comm: t.Comm, Component: string(t.Component),
-				CPUCgroup: t.CPU.Path, CPU: e.used(task{p.PID, t.TID, p.Start}, t.CPUNs)})
+				CPUCgroup: t.CPU.Path, CPU: e.used(task{p.PID, t.TID, p.Start})})
 		}
 		out.Processes = append(out.Processes, x)
 	}
@@ -323,7 +364,7 @@ func (e *entry) components() []ledger.SandboxComponent {
 	for _, p := range e.b.Processes {
 		part := ps.part(string(p.Component), chargeOf(p.Component))
 		part.Processes++
-		own := e.used(task{p.PID, p.PID, p.Start}, p.CPUNs)
+		own := e.used(task{p.PID, p.PID, p.Start})
 		if top, counted := counterOf(counters, p.CPU.Path); counted && p.Component == sandbox.Workload {
 			own = new(float64) // it is in the counter
 		} else if counted {
@@ -339,7 +380,7 @@ func (e *entry) components() []ledger.SandboxComponent {
 			}
 			other := ps.part(string(t.Component), chargeOf(t.Component))
 			other.Threads++
-			used := e.used(task{p.PID, t.TID, p.Start}, t.CPUNs)
+			used := e.used(task{p.PID, t.TID, p.Start})
 			if used == nil {
 				e.untimed = append(e.untimed, fmt.Sprintf("thread %d (%s)", t.TID, t.Comm))
 			}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -73,18 +74,34 @@ func machine(t *testing.T) (root, id string) {
 
 const mb = 1 << 20
 
+// openSandboxes reads the edge at which a window begins.
+func openSandboxes(t *testing.T, o sandbox.Options) *Sandboxes {
+	t.Helper()
+	s := NewSandboxes(o)
+	t.Cleanup(s.Close)
+	if s.ReadEdge(); s.failed != nil {
+		t.Fatal(s.failed)
+	}
+	return s
+}
+
+// endWindow reads the edge at which a window ends that is as long as its edges are apart, and gives it to a ledger.
+func endWindow(s *Sandboxes, l *ledger.Ledger) *ledger.Ledger {
+	l.Window.Start = s.edges[0].at
+	s.ReadEdge()
+	l.Window.End = s.edges[len(s.edges)-1].at
+	l.Window.Seconds = l.Window.End.Sub(l.Window.Start).Seconds()
+	return l
+}
+
 // A sandbox of a virtual machine, taken apart: the guest's memory is that which its VMM and virtiofsd share, gross is
 // net and tare, and charges are told apart from what processes have resident.
 func TestSandboxesAddTo(t *testing.T) {
 	guest.KernelFree(t)
 	root, id := machine(t)
-	s, err := OpenSandboxes(sandbox.Options{Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openSandboxes(t, sandbox.Options{Root: root})
 	l := &ledger.Ledger{}
-	if err := s.AddTo(l); err != nil {
+	if err := s.AddTo(endWindow(s, l)); err != nil {
 		t.Fatal(err)
 	}
 	if len(l.Sandboxes) != 1 || l.Sandboxes[0].ID != id {
@@ -133,11 +150,7 @@ func TestSandboxesAddTo(t *testing.T) {
 func TestSandboxesWithoutTimeForMemory(t *testing.T) {
 	guest.KernelFree(t)
 	root, _ := machine(t)
-	s, err := OpenSandboxes(sandbox.Options{Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openSandboxes(t, sandbox.Options{Root: root})
 	c, err := s.reader.Read(true)
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +159,7 @@ func TestSandboxesWithoutTimeForMemory(t *testing.T) {
 	if len(memory) != 0 || unread != 3 {
 		t.Errorf("%d were read, %d not", len(memory), unread)
 	}
-	e := entry{s: s, c: c, b: c.Sandboxes[0], memory: memory}
+	e := entry{s: s, c: c, b: c.Sandboxes[0], first: &s.edges[0], last: &s.edges[0], memory: memory}
 	b := e.sandbox()
 	if b.GrossMemory != nil || b.NetMemory != nil || b.TareMemory != nil || b.MeasuredOverhead != nil ||
 		len(b.Notes) == 0 {
@@ -164,13 +177,9 @@ func TestSandboxesUnreadableMemory(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root, "proc/30/smaps_rollup"), []byte("Rss: 1 kB\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	s, err := OpenSandboxes(sandbox.Options{Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openSandboxes(t, sandbox.Options{Root: root})
 	l := &ledger.Ledger{}
-	if err := s.AddTo(l); err != nil {
+	if err := s.AddTo(endWindow(s, l)); err != nil {
 		t.Fatal(err)
 	}
 	if b := l.Sandboxes[0]; b.GrossMemory != nil ||
@@ -244,14 +253,10 @@ func (w *worker) join(t *testing.T, procs string) {
 // theSandbox weighs the sandbox with an id over what happens in the window.
 func theSandbox(t *testing.T, id string, window func()) ledger.Sandbox {
 	t.Helper()
-	s, err := OpenSandboxes(sandbox.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openSandboxes(t, sandbox.Options{})
 	window()
 	l := &ledger.Ledger{}
-	if err := s.AddTo(l); err != nil {
+	if err := s.AddTo(endWindow(s, l)); err != nil {
 		t.Fatal(err)
 	}
 	for _, b := range l.Sandboxes {
@@ -302,14 +307,10 @@ func TestSandboxesFirstEdgeUnread(t *testing.T) {
 	w.work(t)
 	w.join(t, procs)
 	time.Sleep(50 * time.Millisecond) // the kernel gives the start of a process in steps of 10 ms
-	s, err := OpenSandboxes(sandbox.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	clear(s.first)
+	s := openSandboxes(t, sandbox.Options{})
+	clear(s.edges[0].used)
 	l := &ledger.Ledger{}
-	if err := s.AddTo(l); err != nil {
+	if err := s.AddTo(endWindow(s, l)); err != nil {
 		t.Fatal(err)
 	}
 	i := slices.IndexFunc(l.Sandboxes, func(b ledger.Sandbox) bool { return b.ID == id })
@@ -328,18 +329,15 @@ func TestSandboxesTick(t *testing.T) {
 	id, procs := container(t)
 	w := startWorker(t)
 	w.join(t, procs)
-	s, err := OpenSandboxes(sandbox.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openSandboxes(t, sandbox.Options{})
 	sum, began := 0.0, clockOf(t, w)
 	for i, works := range []bool{true, false, true} {
 		if works {
 			w.work(t)
 		}
-		cost, self := s.cost.Seconds(), 1.0
-		l := &ledger.Ledger{Self: ledger.Self{CPUSeconds: self}}
+		self := 1.0
+		l := endWindow(s, &ledger.Ledger{Self: ledger.Self{CPUSeconds: self}})
+		cost := s.cost.Seconds()
 		if err := s.Tick(l); err != nil {
 			t.Fatal(err)
 		}
@@ -360,6 +358,35 @@ func TestSandboxesTick(t *testing.T) {
 	}
 }
 
+// TestSandboxesSpan: the CPU time of a process in a sandbox is that of the window, however long it takes to open the
+// meter and to write the ledger. Where edges are read at other times than those of the window, the ledger says so.
+func TestSandboxesSpan(t *testing.T) {
+	id, procs := container(t)
+	keepBusy(t, filepath.Dir(procs))
+	s := NewSandboxes(sandbox.Options{})
+	t.Cleanup(s.Close)
+	m := meter(t, Options{Sandboxes: s})
+	l := ledgerOf(t, m, func() { time.Sleep(300 * time.Millisecond) })
+	if err := s.AddTo(l); err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(l.Sandboxes, func(b ledger.Sandbox) bool { return b.ID == id })
+	if i < 0 || len(l.Sandboxes[i].Processes) != 1 {
+		t.Fatal("the container was not found")
+	}
+	used := l.Sandboxes[i].Processes[0].CPU
+	i = slices.IndexFunc(l.Cgroups, func(c ledger.Cgroup) bool { return filepath.Base(c.Path) == id })
+	counted := l.Cgroups[i].CPUSeconds
+	t.Logf("in %.3g s it used %.4g s, and its group %.4g s", l.Window.Seconds, *used, *counted)
+	if math.Abs(*used-*counted) > 0.25**counted && codes(l, "sandboxes-span") == "" {
+		t.Errorf("in %.3g s it used %.4g s, and its group %.4g s", l.Window.Seconds, *used, *counted)
+	}
+	l = &ledger.Ledger{Window: ledger.Window{Start: l.Window.Start, End: l.Window.End, Seconds: 0.9 * l.Window.Seconds}}
+	if err := s.AddTo(l); err != nil || codes(l, "sandboxes-span") == "" {
+		t.Errorf("error %v, warnings %v; want one about the span", err, l.Warnings)
+	}
+}
+
 func clockOf(t *testing.T, w *worker) time.Duration {
 	t.Helper()
 	used, err := proc.Runtime(w.cmd.Process.Pid)
@@ -374,15 +401,11 @@ func TestSandboxesCountByGroup(t *testing.T) {
 	id, procs := container(t)
 	w := startWorker(t)
 	w.join(t, procs)
-	s, err := OpenSandboxes(sandbox.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openSandboxes(t, sandbox.Options{})
 	path := fmt.Sprintf("/tare-test-%d/%s", os.Getpid(), id)
 	counted, held := 3.25, &ledger.Memory{Hard: new(int64(1234))}
 	l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: path, CPUSeconds: &counted, Memory: held}}}
-	if err := s.AddTo(l); err != nil {
+	if err := s.AddTo(endWindow(s, l)); err != nil {
 		t.Fatal(err)
 	}
 	i := slices.IndexFunc(l.Sandboxes, func(b ledger.Sandbox) bool { return b.ID == id })
@@ -454,14 +477,9 @@ func TestSandboxesWithoutRights(t *testing.T) {
 	defer other.Wait()
 	defer other.Process.Kill()
 	warned := func() (found bool) {
-		s, err := OpenSandboxes(sandbox.Options{})
-		if err != nil {
-			t.Error(err)
-			return false
-		}
-		defer s.Close()
-		l := &ledger.Ledger{Window: ledger.Window{Seconds: 1}}
-		if err := s.AddTo(l); err != nil {
+		s := openSandboxes(t, sandbox.Options{})
+		l := &ledger.Ledger{}
+		if err := s.AddTo(endWindow(s, l)); err != nil {
 			t.Error(err)
 		}
 		return slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == "programs-hidden" })
