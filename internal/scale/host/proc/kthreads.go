@@ -15,6 +15,8 @@ type KernelThread struct {
 	Runtime time.Duration // CPU time since it was started, as of the last Read
 	New     bool          // found since the first Refresh or the last Forget: all of Runtime is from that time
 	Gone    bool          // it has ended; Runtime is the last value read
+
+	start uint64 // see Process.Start
 }
 
 // KernelThreads reads the CPU time of kernel threads. It finds them once, by checking every process, and then reads
@@ -48,11 +50,21 @@ func (k *KernelThreads) Forget() {
 	}
 }
 
-// Refresh finds new threads. It checks only processes that it has not seen.
+// Refresh finds new threads. It checks only processes that it has not seen, and threads that have run since the last
+// Read: their PIDs may have been reused.
 func (k *KernelThreads) Refresh() error {
 	pids, err := k.fs.PIDs()
 	if err != nil {
 		return err
+	}
+	for i := range k.threads {
+		t := &k.threads[i]
+		if t.Gone || t.Runtime == 0 { // it has not been read
+			continue
+		}
+		if d, err := Runtime(t.PID); err == nil && d != t.Runtime {
+			k.recheck(t)
+		}
 	}
 	seen := make(map[int]bool, len(pids))
 	for _, pid := range pids {
@@ -67,6 +79,19 @@ func (k *KernelThreads) Refresh() error {
 		t.Gone = t.Gone || !seen[t.PID]
 	}
 	return nil
+}
+
+// recheck ends a thread if another process has its PID.
+func (k *KernelThreads) recheck(t *KernelThread) {
+	if p, err := k.fs.Process(t.PID); err == nil && p.Start != t.start {
+		k.end(t)
+	}
+}
+
+// end marks a thread as gone. The next process with its PID is not known.
+func (k *KernelThreads) end(t *KernelThread) {
+	t.Gone = true
+	delete(k.known, t.PID)
 }
 
 // look adds a process that it has not checked before, if it is a kernel thread.
@@ -87,7 +112,7 @@ func (k *KernelThreads) look(pid int) error {
 	}
 	k.known[pid] = true
 	if p.Kernel {
-		k.threads = append(k.threads, KernelThread{PID: pid, Comm: p.Comm, New: true})
+		k.threads = append(k.threads, KernelThread{PID: pid, Comm: p.Comm, New: true, start: p.Start})
 	}
 	return nil
 }
@@ -116,10 +141,12 @@ func (k *KernelThreads) Read() error {
 		}
 		d, err := Runtime(t.PID)
 		switch {
+		case err == nil && d < t.Runtime:
+			k.recheck(t)
 		case err == nil:
 			t.Runtime = d
 		case errors.Is(err, ErrGone):
-			t.Gone = true
+			k.end(t)
 		default:
 			return err
 		}

@@ -480,6 +480,32 @@ func TestKernelThreads(t *testing.T) {
 	}
 }
 
+// TestKernelThreadsReusedPID: the time of a process is not that of a kernel thread that had its PID before.
+func TestKernelThreadsReusedPID(t *testing.T) {
+	pid := os.Getpid() // that of a thread that ended
+	for name, ended := range map[string]KernelThread{
+		"it used more": {PID: pid, Runtime: time.Hour}, "it used less": {PID: pid, Runtime: 1},
+	} {
+		k := &KernelThreads{threads: []KernelThread{ended}, known: map[int]bool{pid: true}}
+		if err := k.Refresh(); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.Read(); err != nil {
+			t.Fatal(err)
+		}
+		if got := k.Threads()[0]; !got.Gone || got.Runtime != ended.Runtime || !k.known[pid] {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	k := &KernelThreads{threads: []KernelThread{{PID: pid, Runtime: time.Hour}}}
+	if err := k.Read(); err != nil { // without Refresh
+		t.Fatal(err)
+	}
+	if got := k.Threads()[0]; !got.Gone || got.Runtime != time.Hour {
+		t.Errorf("without Refresh: %+v", got)
+	}
+}
+
 func FuzzParsers(f *testing.F) {
 	for _, file := range []string{"proc/stat", "proc/7/stat", "proc/8/stat", "proc/meminfo", "proc/zoneinfo",
 		"proc/cpuinfo", "proc/7/smaps_rollup"} {
@@ -518,6 +544,11 @@ func BenchmarkKernelThreads(b *testing.B) {
 	})
 	b.Run("Refresh", func(b *testing.B) {
 		for b.Loop() {
+			b.StopTimer()
+			if err := k.Read(); err != nil {
+				b.Fatal(err)
+			}
+			b.StartTimer()
 			if err := k.Refresh(); err != nil {
 				b.Fatal(err)
 			}
