@@ -511,10 +511,11 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 
 // isLate reports whether a group that was not in the first edge has existed for longer than the window, so its counters
 // include time before it. A group made while the first edge was prepared is not late: it had hardly any time to use
-// CPUs. Groups at the top are never late: they are found before each edge, and no other group contains their time.
+// CPUs. Groups at the top are late only under a new name: they are found before each edge, and no other group contains
+// their time.
 func (a *account) isLate(g *cgroup.Group) bool {
 	slack := time.Duration(a.seconds() / 100 * float64(time.Second))
-	return !atTop(g.Path) && g.Made.Before(a.w.first.wall.Add(-slack))
+	return g.Renamed || !atTop(g.Path) && g.Made.Before(a.w.first.wall.Add(-slack))
 }
 
 // atTop reports whether a path is that of the root group or of a group directly below it.
@@ -768,7 +769,8 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	case untold:
 		u.NoRoot = true
 		a.warn("no-root-usage", "the CPU time of processes outside control groups cannot be told from that of groups that "+
-			"were removed inside the window, could not be read, or whose counters were reset: it is part of what is unexplained")
+			"were removed or renamed inside the window, could not be read, or whose counters were reset: it is part of what is "+
+			"unexplained")
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
 		// The counters of an edge are not read at one instant, so Root may also be negative: by up to the duration of the

@@ -5,10 +5,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"tare/internal/lib/known"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
 
@@ -46,6 +48,55 @@ func TestTopGroupIsFoundAtOnce(t *testing.T) {
 		}
 	}
 	_ = w.Discard()
+}
+
+// TestTopGroupRenamed: on v1 a group with a new name does not have in one window what it used in its life, and has no
+// time twice. The next window has it again.
+func TestTopGroupRenamed(t *testing.T) {
+	h := cpuHierarchy(t)
+	if h.V2 {
+		t.Skip("needs cgroup v1: groups of v2 cannot be renamed")
+	}
+	dir := temporaryGroup(t)
+	used := func() float64 { return float64(cgroup.CPUTime(dir).N) / 1e9 }
+	keepBusy(t, dir)
+	for used() < 0.5 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	m := meter(t, Options{SampleHz: -1, NoWitness: true})
+	w, err := m.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = w.Discard() }()
+	renamed := dir + "-renamed"
+	if err := os.Rename(dir, renamed); err != nil {
+		t.Fatal(err)
+	}
+	dir, renamed = renamed, dir
+	t.Cleanup(func() { _ = os.Rename(dir, renamed) }) // to where it is removed
+	for i, known := range []bool{false, true, true} {
+		before := used()
+		time.Sleep(200 * time.Millisecond)
+		l, next, err := w.Next(i == 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w = next
+		sum, n := 0.0, 0
+		for _, g := range l.Cgroups {
+			if strings.HasPrefix(g.Path, "/"+filepath.Base(renamed)) && g.CPUSeconds != nil {
+				sum += *g.CPUSeconds
+				n++
+			}
+		}
+		root, hasRoot := lineOf(l, ledger.LineRoot)
+		wrong := hasRoot && !known || !hasRoot && known && !topRemoved(l)
+		if (n == 1) != known || n > 1 || sum > used()-before+0.1 || wrong || !l.CPU.Closes() {
+			t.Errorf("window %d: %d groups have %.3g s of %.3g s, root group %.3g s (%v); known: want %v", i, n, sum,
+				used()-before, root, hasRoot, known)
+		}
+	}
 }
 
 // keepBusy runs a process in a control group that uses a CPU until the test ends or stop is called.

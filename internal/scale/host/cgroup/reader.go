@@ -24,6 +24,9 @@ type Group struct {
 	// Made is the latest time at which the group can have been created, if a Refresh other than the first found it; else
 	// zero.
 	Made time.Time
+	// Renamed: it had another path before (rename(2) on v1), so its counters include what that group used. That group has
+	// Vanished.
+	Renamed bool
 
 	nodes       []*node
 	cpu, memory []file
@@ -389,6 +392,10 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 		}
 		r.lose(n)
 	}
+	before := r.renamed(t, ino)
+	if before != nil {
+		r.lose(before)
+	}
 	id := t.Identity(rel)
 	g := r.live[id]
 	if g == nil || g.Vanished || g.in(t) {
@@ -405,7 +412,22 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 	n := &node{tree: t, group: g, rel: rel, ino: ino, dir: -1, pass: r.pass}
 	t.nodes[rel] = n
 	g.nodes = append(g.nodes, n)
+	g.Renamed = g.Renamed || before != nil
 	r.equip(g, n)
+}
+
+// renamed returns the directory that had the inode of a new one under another name, if CPU time is read there; else
+// nil. Only groups of v1 can be renamed (cgroup1_rename in kernel/cgroup/cgroup-v1.c).
+func (r *Reader) renamed(t *tree, ino uint64) *node {
+	if r.pass <= 1 || t.V2 || !t.usage {
+		return nil
+	}
+	for _, n := range t.nodes {
+		if n.ino == ino {
+			return n
+		}
+	}
+	return nil
 }
 
 // made returns the latest time at which a directory can have been created: kernfs dates an inode at its first lookup
