@@ -46,8 +46,8 @@ Below the table is the history of the selected row, up to ten minutes.
   +, -          longer, shorter ticks    w       warnings of the ledger
   ?             all keys                 q       quit
 
-Windows follow each other without a gap. Rules, sandboxes and samples work as in tare weigh. The line "self" of the
-budget is what top itself costs.
+Windows follow each other without a gap, except where a CPU goes offline or comes online: the next ledger warns of it.
+Rules, sandboxes and samples work as in tare weigh. The line "self" of the budget is what top itself costs.
 
 --agent HOST:PORT shows another machine, on which tare-agent takes one window after another, by the rules of its own
 configuration. This needs no privileges here. --once prints one ledger as text, --json one JSON document per line.`,

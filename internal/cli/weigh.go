@@ -58,8 +58,9 @@ Without root the ledger has CPU time and memory by control group, and a warning 
 with what would bring it: 'tare doctor' lists them.
 
 --every takes one ledger after another, each for a window that begins where the last one ended, until Ctrl-C or for as
-long as --for says. JSON then has one document per line; CSV has one header and a further column, the beginning of the
-window. OpenMetrics holds one moment only: for a scraper, run tare-agent.
+long as --for says. Where a CPU goes offline or comes online there is a gap, of which the next ledger warns. JSON then
+has one document per line; CSV has one header and a further column, the beginning of the window. OpenMetrics holds one
+moment only: for a scraper, run tare-agent.
 
 --pprof FILE also says where the CPU time went: which functions of user code, of the kernel and which eBPF programs ran,
 by process and control group, as a profile that 'go tool pprof' and Parca read. The samples of a group (99 per second

@@ -1,4 +1,4 @@
-// Package live weighs a machine continuously: consecutive windows without gaps, each with a ledger (Scale), and their
+// Package live weighs a machine continuously: consecutive windows, each with a ledger (Scale), and their
 // sums (Totals). Start reading at Scale.Tick.
 package live
 
@@ -21,6 +21,7 @@ type Scale struct {
 	m     *meter.Meter
 	w     *meter.Window // nil if sampling failed: the next Tick opens one
 	read  time.Time     // when everything was last read
+	end   time.Time     // of the last ledger's window; zero before the first
 	parts []meter.Part  // read for the last ledger
 
 	cycle   time.Time // when the current cycle of the duty began
@@ -167,8 +168,13 @@ func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 	if all {
 		s.read = now
 	}
+	if gap := l.Window.Start.Sub(s.end); !s.end.IsZero() && gap > 0 {
+		l.Warn("window-gap", "what was used in the %.3g s between the window before and this one is in no ledger, because "+
+			"sampling began again", gap.Seconds())
+	}
+	s.end = l.Window.End
 	if slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == meter.NotSampled }) {
-		// A CPU came online and has no sampler; a new meter has one. Until that is open nothing is counted.
+		// A CPU came online and has no sampler; a new meter has one. What is used until that is open is in no ledger.
 		if err := errors.Join(s.Close(), s.open(ctx)); err != nil {
 			l.Warn("sampler", "sampling could not begin again: %v", err)
 		}
