@@ -15,6 +15,7 @@ import (
 	api "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"tare/internal/lib/fault"
@@ -27,6 +28,7 @@ type Deployment struct {
 	Namespace string // an existing one that allows privileged pods
 	Image     string
 	Lifetime  time.Duration // time after which the cluster itself removes them
+	Run       string        // as in Owner
 }
 
 // Temporary is a set of agents that live no longer than their Deployment allows, whatever happens to this process.
@@ -42,14 +44,15 @@ type Temporary struct {
 }
 
 const (
-	lifetimeKey  = "tare/lifetime-seconds" // annotation
+	lifetimeKey  = "tare/lifetime-seconds" // annotations
+	runKey       = "tare/run"
 	removeWithin = 10 * time.Second
 	startPoll    = 300 * time.Millisecond
 	refusedAfter = 3 * time.Second // if there is no pod by then, the cluster is asked for the reason
 )
 
 // Deploy creates agents on all nodes, and returns without waiting for them. The caller must remove what it returns,
-// even after an error. It returns nil only if nothing was created.
+// even after an error. It returns nil if nothing is left to remove.
 func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) {
 	set, err := agentSet()
 	if err != nil {
@@ -58,13 +61,9 @@ func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) 
 	t := &Temporary{c: c}
 	pod := &set.Spec.Template.Spec
 	temporary(pod, d.Image)
-	maybe := false
-	t.Owned, maybe, err = c.MakeOwner(ctx, Owner{What: TemporaryName, Namespace: d.Namespace,
-		Name: installedName + "-" + rand.String(5), Lifetime: d.Lifetime, Pod: pod})
+	t.Owned, err = c.MakeOwner(ctx, Owner{What: TemporaryName, Namespace: d.Namespace,
+		Name: installedName + "-" + rand.String(5), Lifetime: d.Lifetime, Run: d.Run, Pod: pod})
 	if err != nil {
-		if maybe {
-			return t, refused(err, "deploying agents")
-		}
 		return nil, refused(err, "deploying agents")
 	}
 	own := appsapi.DaemonSetSpec{
@@ -86,19 +85,41 @@ type Owner struct {
 	Namespace, Name string
 	Notes           map[string]string // annotations of the Job only
 	Lifetime        time.Duration     // time after which the cluster removes all of it
+	Run             string            // the run that the objects serve, as NAMESPACE/NAME; empty if none
 	Pod             *api.PodSpec      // the Job's template: any pod that the namespace admits
 }
 
+// Job identifies a Job that MakeOwner has created.
+//
+// Only the UID proves that an object belongs to it, as for the garbage collector: users who may create Jobs in a
+// namespace can give them any name, labels and annotations.
+type Job struct {
+	Namespace, Name string
+	UID             types.UID
+}
+
+// JobOf returns the Job that owns an object, given the object's metadata from MakeOwner.
+func JobOf(owned *metav1.ObjectMeta) Job {
+	return Job{owned.Namespace, owned.Name, owned.OwnerReferences[0].UID}
+}
+
+// owns reports whether an object belongs to the Job.
+func (j Job) owns(m *metav1.ObjectMeta) bool {
+	return slices.ContainsFunc(m.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == j.UID })
+}
+
 // MakeOwner creates the Job that o describes, and returns metadata for objects that belong to it. The cluster removes
-// all of them when their lifetime is over, whatever happens to the process that created them. If there is an error,
-// maybe reports whether the Job may have been created nevertheless.
-func (c *Cluster) MakeOwner(ctx context.Context, o Owner) (owned metav1.ObjectMeta, maybe bool, err error) {
+// all of them when their lifetime is over, whatever happens to the process that created them.
+func (c *Cluster) MakeOwner(ctx context.Context, o Owner) (owned metav1.ObjectMeta, err error) {
 	seconds := int64(max(o.Lifetime, time.Second).Seconds())
 	owned = metav1.ObjectMeta{Name: o.Name, Namespace: o.Namespace,
 		Labels:      map[string]string{nameLabel: o.What, InstanceLabel: o.Name, managedLabel: Manager},
 		Annotations: map[string]string{lifetimeKey: strconv.FormatInt(seconds, 10)}}
 	meta := *owned.DeepCopy()
 	maps.Copy(meta.Annotations, o.Notes)
+	if o.Run != "" {
+		meta.Annotations[runKey] = o.Run
+	}
 	never := *o.Pod.DeepCopy()
 	never.RestartPolicy = api.RestartPolicyNever
 	job, err := c.batch.Jobs(o.Namespace).Create(ctx, &batchapi.Job{ObjectMeta: meta, Spec: batchapi.JobSpec{
@@ -107,23 +128,66 @@ func (c *Cluster) MakeOwner(ctx context.Context, o Owner) (owned metav1.ObjectMe
 		Template: api.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: owned.Labels}, Spec: never},
 	}}, metav1.CreateOptions{FieldManager: Manager})
 	if err != nil {
-		return owned, !definite(err), err
+		if !definite(err) {
+			c.removeUnknown(ctx, o)
+		}
+		return owned, err
 	}
 	owned.OwnerReferences = []metav1.OwnerReference{
 		{APIVersion: "batch/v1", Kind: "Job", Name: job.Name, UID: job.UID}}
-	return owned, true, nil
+	return owned, nil
 }
 
-// RemoveOwner removes the Job of MakeOwner and everything that belongs to it. It is not an error if the Job does not
-// exist.
-func (c *Cluster) RemoveOwner(ctx context.Context, namespace, name string) error {
-	return Removed(c.batch.Jobs(namespace).Delete(ctx, name,
-		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}))
+// removeUnknown removes the Job that o describes if it exists, although creating it has failed. Otherwise, the cluster
+// removes it when its lifetime is over.
+func (c *Cluster) removeUnknown(ctx context.Context, o Owner) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
+	defer cancel()
+	if j, err := c.job(ctx, o.What, o.Namespace, o.Name, o.Run); err == nil && j.UID != "" {
+		_ = c.removeJob(ctx, j)
+	}
+}
+
+// job finds a Job of MakeOwner that serves a run, by its name. The Job has no UID if there is none.
+func (c *Cluster) job(ctx context.Context, what, namespace, name, run string) (Job, error) {
+	jobs, err := c.batch.Jobs(namespace).List(ctx, selecting(what))
+	if err != nil {
+		return Job{}, refused(err, "listing jobs")
+	}
+	for i := range jobs.Items {
+		if m := &jobs.Items[i].ObjectMeta; m.Namespace == namespace && m.Name == name && m.Annotations[runKey] == run {
+			return Job{namespace, name, m.UID}, nil
+		}
+	}
+	return Job{}, nil
+}
+
+// AgentsOf finds the Job that owns what a run (Owner.Run) has in the agents' namespace, by the name in the run's Job.
+// Anybody may have written that one, so the Job found has no UID unless it names the run itself.
+func (c *Cluster) AgentsOf(ctx context.Context, run, namespace, name string) (Job, error) {
+	return c.job(ctx, TemporaryName, namespace, name, run)
+}
+
+// selecting selects the objects that kubectl-tare has created, given the values of their label app.kubernetes.io/name.
+func selecting(what ...string) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: fmt.Sprintf("%s in (%s),%s=%s", nameLabel, strings.Join(what, ","),
+		managedLabel, Manager)}
+}
+
+// removeJob removes a Job. The garbage collector then removes everything that belongs to it.
+func (c *Cluster) removeJob(ctx context.Context, j Job) error {
+	return Removed(c.batch.Jobs(j.Namespace).Delete(ctx, j.Name, exactly(j.UID)))
+}
+
+// exactly returns options that delete only the object with the given UID, not another that has its name now.
+func exactly(uid types.UID) metav1.DeleteOptions {
+	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid},
+		PropagationPolicy: new(metav1.DeletePropagationBackground)}
 }
 
 // Removed returns the error of removing an object, or nil if the object did not exist.
 func Removed(err error) error {
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // a conflict: the name is another object's now
 		return nil
 	}
 	return err
@@ -199,20 +263,20 @@ const maxRefusal = 600 // bytes
 
 // Remove removes the agents as RemoveAgents does.
 func (t *Temporary) Remove(ctx context.Context) error {
-	return t.c.RemoveAgents(ctx, t.Owned.Namespace, t.Owned.Name)
+	return t.c.RemoveAgents(ctx, JobOf(&t.Owned))
 }
 
 // RemoveAgents removes temporary agents and whatever else belongs to their Job, and waits for a limited time until
 // their pods are gone. If they are not, the error names the nodes on which agents are still ending.
-func (c *Cluster) RemoveAgents(ctx context.Context, namespace, name string) error {
+func (c *Cluster) RemoveAgents(ctx context.Context, j Job) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 	defer cancel()
-	if err := c.remove(ctx, namespace, name); err != nil {
+	if err := c.remove(ctx, j); err != nil {
 		return err
 	}
 	for {
 		var left []string
-		err := c.eachPod(ctx, namespace, InstanceLabel+"="+name, func(p *api.Pod) {
+		err := c.eachPod(ctx, j.Namespace, InstanceLabel+"="+j.Name, func(p *api.Pod) {
 			left = append(left, p.Spec.NodeName)
 		})
 		if err == nil && len(left) == 0 {
@@ -227,63 +291,91 @@ func (c *Cluster) RemoveAgents(ctx context.Context, namespace, name string) erro
 
 // remove removes temporary agents. The Job comes first: the garbage collector also removes objects that are created
 // for it from now on, because their owner does not exist.
-func (c *Cluster) remove(ctx context.Context, namespace, name string) error {
-	job := c.RemoveOwner(ctx, namespace, name)
-	set := Removed(c.apps.DaemonSets(namespace).Delete(ctx, name, // ends the pods sooner than the garbage collector would
-		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}))
-	return refused(cmp.Or(job, set), "removing agents")
+func (c *Cluster) remove(ctx context.Context, j Job) error {
+	return refused(cmp.Or(c.removeJob(ctx, j), c.removeSets(ctx, j)), "removing agents")
+}
+
+// removeSets removes the DaemonSets of a Job. Their pods end sooner than by the garbage collector.
+func (c *Cluster) removeSets(ctx context.Context, j Job) error {
+	sets, err := c.apps.DaemonSets(j.Namespace).List(ctx, selecting(TemporaryName))
+	if err != nil {
+		return err
+	}
+	for i := range sets.Items {
+		if m := &sets.Items[i].ObjectMeta; j.owns(m) {
+			err = cmp.Or(err, Removed(c.apps.DaemonSets(j.Namespace).Delete(ctx, m.Name, exactly(m.UID))))
+		}
+	}
+	return err
 }
 
 // Leftover is a set of temporary agents, or the objects of an experiment, in the cluster.
 type Leftover struct {
-	Namespace, Name string
-	Run             bool // an experiment's objects, not agents
-	Ended           bool // their lifetime is over, so the cluster should have removed them; or it cannot be read
+	Job
+	Run   bool // an experiment's objects, not agents
+	Ended bool // their lifetime is over, so the cluster should have removed them
+
+	orphans bool // the Job no longer exists
 }
 
 // Leftovers returns all temporary agents and all objects of experiments in the cluster.
 func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
-	o := metav1.ListOptions{LabelSelector: fmt.Sprintf("%s in (%s,%s),%s=%s", nameLabel, TemporaryName, RunName,
-		managedLabel, Manager)}
-	seen := map[[2]string]bool{}
-	add := func(m *metav1.ObjectMeta) {
-		if key := [2]string{m.Namespace, m.Name}; !seen[key] {
-			seen[key] = true
-			seconds, err := strconv.Atoi(m.Annotations[lifetimeKey])
-			end := m.CreationTimestamp.Add(time.Duration(seconds) * time.Second)
-			all = append(all, Leftover{m.Namespace, m.Name, m.Labels[nameLabel] == RunName, err != nil || time.Now().After(end)})
+	seen := map[types.UID]bool{} // Jobs
+	add := func(m *metav1.ObjectMeta, uid types.UID, orphans bool) {
+		seconds, err := strconv.Atoi(m.Annotations[lifetimeKey])
+		if err != nil || seen[uid] { // MakeOwner has not made the Job, or it is known
+			return
 		}
+		seen[uid] = true
+		end := m.CreationTimestamp.Add(time.Duration(seconds) * time.Second)
+		all = append(all, Leftover{Job: Job{m.Namespace, m.Name, uid}, Run: m.Labels[nameLabel] == RunName,
+			Ended: time.Now().After(end), orphans: orphans})
 	}
-	jobs, err := c.batch.Jobs("").List(ctx, o)
+	// Jobs are listed last: an object whose Job is not among them has lost it.
+	sets, err := c.apps.DaemonSets("").List(ctx, selecting(TemporaryName))
+	if err != nil {
+		return nil, refused(err, "listing DaemonSets")
+	}
+	jobs, err := c.batch.Jobs("").List(ctx, selecting(TemporaryName, RunName))
 	if err != nil {
 		return nil, refused(err, "listing jobs")
 	}
 	for i := range jobs.Items {
-		add(&jobs.Items[i].ObjectMeta)
-	}
-	sets, err := c.apps.DaemonSets("").List(ctx, o)
-	if err != nil {
-		return nil, refused(err, "listing DaemonSets")
+		m := &jobs.Items[i].ObjectMeta
+		add(m, m.UID, false)
 	}
 	for i := range sets.Items {
-		add(&sets.Items[i].ObjectMeta)
+		if m := &sets.Items[i].ObjectMeta; len(m.OwnerReferences) == 1 {
+			add(m, m.OwnerReferences[0].UID, true)
+		}
 	}
 	return all, nil
 }
 
 // Clean removes temporary agents, or the objects of an experiment, without waiting until their pods are gone.
 func (c *Cluster) Clean(ctx context.Context, l Leftover) error {
-	if !l.Run {
-		return c.remove(ctx, l.Namespace, l.Name)
+	switch {
+	case l.Run:
+		return refused(c.RemoveRun(ctx, l.Job), "removing a run")
+	case l.orphans:
+		return refused(c.removeSets(ctx, l.Job), "removing agents")
 	}
-	return refused(c.RemoveRun(ctx, l.Namespace, l.Name), "removing a run")
+	return c.remove(ctx, l.Job)
 }
 
-// RemoveRun removes the Job of a run and everything that belongs to it. The coordinator's pod and the Secret, which
-// have the Job's name, are removed at once.
-func (c *Cluster) RemoveRun(ctx context.Context, namespace, name string) error {
-	at := metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))}
-	pod := Removed(c.core.Pods(namespace).Delete(ctx, name, at)) // first, because the cluster would give it more time
-	secret := Removed(c.core.Secrets(namespace).Delete(ctx, name, metav1.DeleteOptions{}))
-	return cmp.Or(c.RemoveOwner(ctx, namespace, name), pod, secret)
+// RemoveRun removes the Job of a run and, at once, its coordinator's pod, to which the cluster would give more time.
+// The garbage collector removes everything else that belongs to the Job. This includes the Secret, because who owns it
+// cannot be seen without the right to read it.
+func (c *Cluster) RemoveRun(ctx context.Context, run Job) error {
+	pods, err := c.core.Pods(run.Namespace).List(ctx, selecting(RunName))
+	if err == nil {
+		for i := range pods.Items {
+			if m := &pods.Items[i].ObjectMeta; m.Name == run.Name && run.owns(m) {
+				how := exactly(m.UID)
+				how.GracePeriodSeconds = new(int64(1))
+				err = Removed(c.core.Pods(run.Namespace).Delete(ctx, m.Name, how))
+			}
+		}
+	}
+	return cmp.Or(c.removeJob(ctx, run), err)
 }

@@ -146,12 +146,13 @@ func (f *runFlags) run(
 	log := terminal.Guard(os.Stderr)
 	runner := &engine.Runner{Spec: s, Longer: pods.TrialTakes}
 	o.Life = 3*max(runner.Estimate(), s.Until) + 10*time.Minute
+	run := pods.NewRun(namespace)
+	f.scope.run = run.String()
 	w, err := f.scope.open(ctx, c, o.Life, log)
 	if err != nil {
 		return err
 	}
-	run, err := f.start(ctx, w, s, &o, namespace)
-	if err != nil {
+	if err := f.start(ctx, w, s, &o, run); err != nil {
 		w.close(ctx)
 		return err
 	}
@@ -165,17 +166,15 @@ func (f *runFlags) run(
 }
 
 // start creates the objects of the run. After an error, the caller still has to remove the agents' objects.
-func (f *runFlags) start(ctx context.Context, w *windows, s *spec.Spec, o *pods.Order, namespace string) (
-	_ *pods.Run, err error,
-) {
+func (f *runFlags) start(ctx context.Context, w *windows, s *spec.Spec, o *pods.Order, run *pods.Run) (err error) {
 	if o.Image = cmp.Or(f.scope.image, w.set.Image); o.Image == "" {
-		return nil, fault.New(fault.Usage, "", "give --image", "no agent says which image of tare its node has")
+		return fault.New(fault.Usage, "", "give --image", "no agent says which image of tare its node has")
 	}
 	if o.NodeOf, err = pods.Places(s, w.nodes); err != nil {
-		return nil, err
+		return err
 	}
 	if o.Run, err = f.Record(s, []string{"kubectl", "tare"}, os.Args[1:], environmentOf(w.nodes)); err != nil {
-		return nil, err
+		return err
 	}
 	maps.Copy(o.Run.Environment.Subjects, s.SubjectVersions(ctx, self.Version))
 	o.Dir = filepath.Base(cmp.Or(f.Out, dirOf(&o.Run)))
@@ -184,7 +183,7 @@ func (f *runFlags) start(ctx context.Context, w *windows, s *spec.Spec, o *pods.
 	if w.temporary != nil {
 		owner = w.temporary.Owned
 	}
-	return pods.Start(ctx, w.c, namespace, *o, owner)
+	return run.Start(ctx, w.c, *o, owner)
 }
 
 // environmentOf describes the cluster on which a run ran.

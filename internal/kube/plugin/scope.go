@@ -37,6 +37,7 @@ type scope struct {
 	within                            time.Duration
 	selects                           labels.Selector
 	access                            agents.Access
+	run                               string // that temporary agents serve, as in agents.Owner
 }
 
 func (s *scope) register(f *pflag.FlagSet) {
@@ -197,7 +198,7 @@ func (w *windows) deploy(ctx context.Context, life time.Duration) (err error) {
 			"reach: docs/kubernetes.md says how to make it", "tare-agent is not installed in this cluster")
 	}
 	d := agents.Deployment{Namespace: namespaceOf(w.agentsNamespace), Image: w.image,
-		Lifetime: (w.within + life).Round(time.Second)}
+		Lifetime: (w.within + life).Round(time.Second), Run: w.run}
 	fmt.Fprintf(w.log, "tare: starting agents on %d nodes, in the namespace %s, for %v at most\n", len(w.nodes),
 		d.Namespace, d.Lifetime)
 	w.temporary, err = w.c.Deploy(ctx, d)

@@ -50,10 +50,10 @@ type Order struct {
 // which have the same name; and the coordinator's rights. The rights for agents belong to another Job, in the agents'
 // namespace.
 type Run struct {
-	Namespace, Name         string
-	Experiment              string
-	Made                    time.Time
-	AgentsNamespace, Agents string // of that other Job, which owns temporary agents too
+	agents.Job
+	Experiment string
+	Made       time.Time
+	Agents     agents.Job // that other Job, which owns temporary agents too; without UID until it is found
 
 	looked time.Time // when Gone first saw that the pod does not run
 }
@@ -79,50 +79,57 @@ const (
 	most      = 3        // times that a coordinator may end with an error
 )
 
-// Start creates the objects of a run, the coordinator's pod last, and leaves nothing after an error. agentsOwner is
+// NewRun returns a run with a new name. Nothing of it exists before Start.
+func NewRun(namespace string) *Run {
+	return &Run{Job: agents.Job{Namespace: namespace, Name: "tare-" + strings.ToLower(rand.Text()[:6])}}
+}
+
+// String returns the namespace and the name of the run, as its agents' Job names it.
+func (r *Run) String() string { return r.Namespace + "/" + r.Name }
+
+// Start creates the objects of the run, the coordinator's pod last, and leaves nothing after an error. agentsOwner is
 // metadata for objects that belong to temporary agents; it has no name if the agents are installed. Start fills in the
 // order's Token and Owned.
-func Start(ctx context.Context, c *agents.Cluster, namespace string, o Order, agentsOwner metav1.ObjectMeta) (
-	_ *Run, err error,
-) {
-	r := &Run{Namespace: namespace, Name: "tare-" + strings.ToLower(rand.Text()[:6]), Experiment: o.Run.Experiment,
-		AgentsNamespace: o.Agents.Namespace}
-	r.Agents = cmp.Or(agentsOwner.Name, r.Name+"-agents")
-	lifetime := startWithin + o.Life + KeptFor
-	owner := agents.Owner{What: agents.RunName, Namespace: namespace, Name: r.Name, Lifetime: lifetime,
-		Notes: map[string]string{experimentKey: r.Experiment, agentsKey: r.AgentsNamespace + "/" + r.Agents},
-		Pod:   new(podSpec(o.Image))}
-	maybe := true
+func (r *Run) Start(ctx context.Context, c *agents.Cluster, o Order, agentsOwner metav1.ObjectMeta) (err error) {
+	namespace, agentsNamespace := r.Namespace, o.Agents.Namespace
+	r.Experiment = o.Run.Experiment
+	agentsName := cmp.Or(agentsOwner.Name, r.Name+"-agents")
+	owner := agents.Owner{What: agents.RunName, Namespace: namespace, Name: r.Name,
+		Lifetime: startWithin + o.Life + KeptFor, Pod: new(podSpec(o.Image)),
+		Notes: map[string]string{experimentKey: r.Experiment, agentsKey: agentsNamespace + "/" + agentsName}}
+	if o.Owned, err = c.MakeOwner(ctx, owner); err != nil {
+		return refused(err, namespace, "making the Job that owns the run")
+	}
+	r.Job = agents.JobOf(&o.Owned)
 	defer func() {
-		if err != nil && maybe {
+		if err != nil {
 			_ = Remove(ctx, c, r) // the cluster removes what this does not
 		}
 	}()
-	if o.Owned, maybe, err = c.MakeOwner(ctx, owner); err != nil {
-		return nil, refused(err, namespace, "making the Job that owns the run")
-	}
 	if agentsOwner.Name == "" {
-		owner.What, owner.Namespace, owner.Name, owner.Notes = agents.TemporaryName, r.AgentsNamespace, r.Agents, nil
-		if agentsOwner, _, err = c.MakeOwner(ctx, owner); err != nil {
-			return nil, refused(err, r.AgentsNamespace, "making the Job that owns the rights for agents")
+		owner.What, owner.Namespace, owner.Name, owner.Notes = agents.TemporaryName, agentsNamespace, agentsName, nil
+		owner.Run = r.String()
+		if agentsOwner, err = c.MakeOwner(ctx, owner); err != nil {
+			return refused(err, agentsNamespace, "making the Job that owns the rights for agents")
 		}
 	}
+	r.Agents = agents.JobOf(&agentsOwner)
 	if err := c.Grant(ctx, o.Owned, agentsOwner); err != nil {
-		return nil, refused(err, namespace, "giving the coordinator its rights")
+		return refused(err, namespace, "giving the coordinator its rights")
 	}
 	o.Token = rand.Text()
 	secret, err := secretOf(&o)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	how := metav1.CreateOptions{FieldManager: agents.Manager}
 	if _, err := c.Core().Secrets(namespace).Create(ctx, secret, how); err != nil {
-		return nil, refused(err, namespace, "making the Secret of the run")
+		return refused(err, namespace, "making the Secret of the run")
 	}
 	if _, err := c.Core().Pods(namespace).Create(ctx, coordinatorPod(&o), how); err != nil {
-		return nil, refused(err, namespace, "making the coordinator's pod")
+		return refused(err, namespace, "making the coordinator's pod")
 	}
-	return r, nil
+	return nil
 }
 
 // secretOf returns the Secret with the order and, separately, the token, which the parts receive. It puts the files of
@@ -184,13 +191,18 @@ func coordinatorPod(o *Order) *api.Pod {
 	return pod
 }
 
-// Remove removes all objects of a run, and waits until its pods have ended.
+// Remove removes all objects of a run, and waits until its pods have ended. What belongs to no Job of the run stays.
 func Remove(ctx context.Context, c *agents.Cluster, r *Run) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()
-	err := refused(c.RemoveRun(ctx, r.Namespace, r.Name), r.Namespace, "removing the run's objects")
-	if r.Agents != "" {
-		err = errors.Join(err, c.RemoveAgents(ctx, r.AgentsNamespace, r.Agents))
+	err := refused(c.RemoveRun(ctx, r.Job), r.Namespace, "removing the run's objects")
+	if r.Agents.UID == "" {
+		var finding error
+		r.Agents, finding = c.AgentsOf(ctx, r.String(), r.Agents.Namespace, r.Agents.Name)
+		err = errors.Join(err, finding)
+	}
+	if r.Agents.UID != "" {
+		err = errors.Join(err, c.RemoveAgents(ctx, r.Agents))
 	}
 	if err != nil {
 		return err
@@ -206,9 +218,9 @@ func Runs(ctx context.Context, c *agents.Cluster, namespace string) (all []*Run,
 	}
 	for i := range jobs.Items {
 		j := &jobs.Items[i]
-		r := &Run{Namespace: j.Namespace, Name: j.Name, Experiment: j.Annotations[experimentKey],
-			Made: j.CreationTimestamp.Time}
-		r.AgentsNamespace, r.Agents, _ = strings.Cut(j.Annotations[agentsKey], "/")
+		r := &Run{Job: agents.Job{Namespace: j.Namespace, Name: j.Name, UID: j.UID},
+			Experiment: j.Annotations[experimentKey], Made: j.CreationTimestamp.Time}
+		r.Agents.Namespace, r.Agents.Name, _ = strings.Cut(j.Annotations[agentsKey], "/")
 		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b *Run) int { return a.Made.Compare(b.Made) })

@@ -1,0 +1,226 @@
+package plugin
+
+import (
+	"encoding/json"
+	"io"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"tare/internal/lib/fault"
+)
+
+// apiServer simulates an API server with its garbage collector. The keys of its objects are RESOURCE/NAMESPACE/NAME.
+type apiServer map[string]*unstructured.Unstructured
+
+var paths = regexp.MustCompile(`^/apis?(?:/\w+)?/v1(?:/namespaces/([^/]+))?/(\w+)(?:/([^/]+))?$`)
+
+var kinds = map[string][2]string{"jobs": {"batch/v1", "Job"}, "daemonsets": {"apps/v1", "DaemonSet"},
+	"pods": {"v1", "Pod"}, "secrets": {"v1", "Secret"}}
+
+// add adds an object, whose UID is its key, and whose owner's key is owner, if not empty.
+func (s apiServer) add(key, owner string, labels, annotations map[string]string) *unstructured.Unstructured {
+	parts := strings.Split(key, "/")
+	o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": kinds[parts[0]][0], "kind": kinds[parts[0]][1]}}
+	o.SetNamespace(parts[1])
+	o.SetName(parts[2])
+	o.SetUID(types.UID(key))
+	o.SetLabels(labels)
+	o.SetAnnotations(annotations)
+	if owner != "" {
+		o.SetOwnerReferences([]metav1.OwnerReference{{UID: types.UID(owner)}})
+	}
+	s[key] = o
+	return o
+}
+
+// addOurs adds an object as kubectl-tare creates it.
+func (s apiServer) addOurs(key, owner, name string, annotations map[string]string) *unstructured.Unstructured {
+	more := map[string]string{"tare/lifetime-seconds": "60"}
+	maps.Copy(more, annotations)
+	instance := key[strings.LastIndex(key, "/")+1:]
+	return s.add(key, owner, map[string]string{"app.kubernetes.io/name": name, "app.kubernetes.io/instance": instance,
+		"app.kubernetes.io/managed-by": "kubectl-tare"}, more)
+}
+
+// addRun adds the Job of a run, which says which Job owns its agents.
+func (s apiServer) addRun(key, agents string) {
+	s.addOurs(key, "", "tare-run", map[string]string{"tare/agents": agents})
+}
+
+// addAgents adds temporary agents that serve a run, in the namespace kube-system.
+func (s apiServer) addAgents(name, run string) {
+	s.addOurs("jobs/kube-system/"+name, "", "tare-agent-temporary", map[string]string{"tare/run": run})
+	s.addOurs("daemonsets/kube-system/"+name, "jobs/kube-system/"+name, "tare-agent-temporary", nil)
+}
+
+// collect removes objects whose owner does not exist.
+func (s apiServer) collect() {
+	for again := true; again; {
+		again = false
+		for key, o := range s {
+			for _, r := range o.GetOwnerReferences() {
+				if s[string(r.UID)] == nil {
+					delete(s, key)
+					again = true
+				}
+			}
+		}
+	}
+}
+
+func (s apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	answer := func(code int, body any) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		_ = json.NewEncoder(w).Encode(body)
+	}
+	refuse := func(code int, reason metav1.StatusReason) {
+		answer(code, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Code: int32(code),
+			Status: metav1.StatusFailure, Reason: reason})
+	}
+	path := paths.FindStringSubmatch(r.URL.Path)
+	if path == nil {
+		refuse(http.StatusNotFound, metav1.StatusReasonNotFound)
+		return
+	}
+	namespace, resource, name := path[1], path[2], path[3]
+	if name == "" {
+		selector, err := labels.Parse(r.URL.Query().Get("labelSelector"))
+		items := []any{}
+		for key, o := range s {
+			if strings.HasPrefix(key, resource+"/"+namespace) && selector.Matches(labels.Set(o.GetLabels())) {
+				items = append(items, o.Object)
+			}
+		}
+		if err != nil {
+			refuse(http.StatusBadRequest, metav1.StatusReasonBadRequest)
+			return
+		}
+		answer(http.StatusOK, map[string]any{"apiVersion": kinds[resource][0], "kind": kinds[resource][1] + "List",
+			"items": items})
+		return
+	}
+	key := resource + "/" + namespace + "/" + name
+	o := s[key]
+	if o == nil {
+		refuse(http.StatusNotFound, metav1.StatusReasonNotFound)
+		return
+	}
+	if r.Method == http.MethodDelete {
+		var how metav1.DeleteOptions
+		body, err := io.ReadAll(r.Body)
+		if err == nil {
+			_, _, err = scheme.Codecs.UniversalDeserializer().Decode(body, nil, &how)
+		}
+		if err != nil {
+			refuse(http.StatusBadRequest, metav1.StatusReasonBadRequest)
+			return
+		}
+		if p := how.Preconditions; p != nil && p.UID != nil && *p.UID != o.GetUID() {
+			refuse(http.StatusConflict, metav1.StatusReasonConflict)
+			return
+		}
+		delete(s, key)
+		s.collect()
+	}
+	answer(http.StatusOK, o.Object)
+}
+
+// has fails the test unless the cluster has the given objects and no others.
+func (s apiServer) has(t *testing.T, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	if got := slices.Sorted(maps.Keys(s)); !slices.Equal(got, want) {
+		t.Errorf("the cluster has %q, want %q", got, want)
+	}
+}
+
+// TestForgedRun: anybody who may create Jobs can make one look like a run's. Removing it removes only what belongs to
+// it, and never what it or its name points to.
+func TestForgedRun(t *testing.T) {
+	for _, command := range []string{"attach -n shop", "clean --all"} {
+		for name, c := range map[string]struct{ run, agents string }{
+			"any DaemonSet":        {"tare-zzzzzz", "kube-system/kube-proxy"},
+			"agents of weigh":      {"tare-zzzzzz", "kube-system/tare-agent-aaaaa"},
+			"agents of a run":      {"tare-zzzzzz", "kube-system/tare-agent-bbbbb"},
+			"no agents":            {"tare-zzzzzz", ""},
+			"name of other things": {"credentials", "kube-system/credentials"},
+		} {
+			s := apiServer{}
+			s.add("daemonsets/kube-system/kube-proxy", "", nil, nil)
+			s.add("secrets/shop/credentials", "", nil, nil)
+			s.addRun("jobs/shop/"+c.run, c.agents)
+			if command == "clean --all" { // attach would follow the pod
+				s.add("pods/shop/credentials", "", nil, nil)
+			}
+			want := slices.Collect(maps.Keys(s))
+			want = slices.DeleteFunc(want, func(key string) bool { return key == "jobs/shop/"+c.run })
+			if command != "clean --all" { // which removes all agents
+				s.addAgents("tare-agent-aaaaa", "")
+				s.addAgents("tare-agent-bbbbb", "shop/tare-bbbbbb")
+				want = append(want, "jobs/kube-system/tare-agent-aaaaa", "daemonsets/kube-system/tare-agent-aaaaa",
+					"jobs/kube-system/tare-agent-bbbbb", "daemonsets/kube-system/tare-agent-bbbbb")
+			}
+			t.Run(command+", "+name, func(t *testing.T) {
+				_, err := run(t, s, strings.Fields(command)...)
+				if got := fault.CodeOf(err); (got != fault.OK) != strings.HasPrefix(command, "attach") {
+					t.Errorf("%v, code %d", err, got)
+				}
+				s.has(t, want...)
+			})
+		}
+	}
+}
+
+// TestRemovesRun: of a run whose coordinator is lost, and of one that was forgotten, everything is removed. Other runs
+// and agents are left.
+func TestRemovesRun(t *testing.T) {
+	for _, command := range []string{"attach tare-aaaaaa -n shop", "clean --all"} {
+		s := apiServer{}
+		s.addRun("jobs/shop/tare-aaaaaa", "kube-system/tare-agent-aaaaa")
+		s.addOurs("pods/shop/tare-aaaaaa-part", "jobs/shop/tare-aaaaaa", "tare-run", nil)
+		s.addOurs("secrets/shop/tare-aaaaaa", "jobs/shop/tare-aaaaaa", "tare-run", nil)
+		s.addAgents("tare-agent-aaaaa", "shop/tare-aaaaaa")
+		if command == "clean --all" {
+			s.addOurs("pods/shop/tare-aaaaaa", "jobs/shop/tare-aaaaaa", "tare-run", nil)
+			s.addAgents("tare-agent-bbbbb", "")
+			delete(s, "jobs/kube-system/tare-agent-bbbbb") // without a garbage collector until now
+			_, err := run(t, s, strings.Fields(command)...)
+			if s.has(t); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		s.addRun("jobs/shop/tare-bbbbbb", "kube-system/tare-agent-bbbbb")
+		s.addAgents("tare-agent-bbbbb", "shop/tare-bbbbbb")
+		_, err := run(t, s, strings.Fields(command)...)
+		if fault.CodeOf(err) != fault.Invalid || !strings.Contains(err.Error(), "the coordinator is lost") {
+			t.Error(err)
+		}
+		s.has(t, "jobs/shop/tare-bbbbbb", "jobs/kube-system/tare-agent-bbbbb", "daemonsets/kube-system/tare-agent-bbbbb")
+	}
+}
+
+// TestCleanLeaves: objects that do not say how long they live are not kubectl-tare's, whatever their labels, nor is a
+// Job that a DaemonSet says it belongs to.
+func TestCleanLeaves(t *testing.T) {
+	s := apiServer{}
+	s.addRun("jobs/shop/other", "")
+	s["jobs/shop/other"].SetAnnotations(nil)
+	s.add("jobs/shop/backup", "", nil, nil)
+	s.addOurs("daemonsets/shop/backup", "jobs/shop/backup", "tare-agent-temporary", nil)
+	if out, err := run(t, s, "clean", "--all"); err != nil || strings.Contains(out, "other") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	s.has(t, "jobs/shop/other", "jobs/shop/backup")
+}
