@@ -49,7 +49,7 @@ func (n *network) dial(ctx context.Context) (net.Conn, error) {
 // follower returns a Followed that copies a run into a temporary directory.
 func follower(t *testing.T, n *network, log io.Writer) *Followed {
 	t.Helper()
-	f := &Followed{Client: NewClient(n.dial), Log: log, Gone: func(context.Context) error { return nil },
+	f := &Followed{Client: NewClient(n.dial), Log: log, Gone: func(context.Context) (lost, err error) { return nil, nil },
 		Open: func(r record.Run) (*record.Writer, error) {
 			return record.Continue(filepath.Join(t.TempDir(), "copy"), r)
 		}}
@@ -196,7 +196,7 @@ func TestLost(t *testing.T) {
 	}
 	f := follower(t, &n, io.Discard)
 	lost := errors.New("its pod is gone")
-	f.Gone = func(context.Context) error { return lost }
+	f.Gone = func(context.Context) (error, error) { return lost, nil }
 	if end, err := f.Follow(t.Context()); err != nil || !errors.Is(end, lost) {
 		t.Errorf("%v, %v", end, err)
 	}
@@ -311,7 +311,7 @@ func TestHostileCoordinator(t *testing.T) {
 		n.serve(t, &lying{c.status, c.run, c.trials})
 		var log strings.Builder
 		f := follower(t, &n, &log)
-		f.Gone = func(context.Context) error { return errors.New("gone") }
+		f.Gone = func(context.Context) (lost, err error) { return errors.New("gone"), nil }
 		end, err := f.Follow(t.Context())
 		if strings.ContainsRune(log.String(), '\x1b') {
 			t.Errorf("%s: it printed %q", name, log.String())

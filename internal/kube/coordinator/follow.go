@@ -111,7 +111,7 @@ func (c *Client) Fetched(ctx context.Context) error {
 type Followed struct {
 	Client *Client
 	Open   func(record.Run) (*record.Writer, error) // creates the copy of the run directory, or opens an unfinished one
-	Gone   func(context.Context) error              // returns why the coordinator will not answer; nil if it may
+	Gone   func(context.Context) (lost, err error)  // lost: why the coordinator will not answer; nil if it may
 	Log    io.Writer
 
 	Copy    *record.Writer // nil until the run directory exists
@@ -144,8 +144,8 @@ func (f *Followed) Follow(ctx context.Context) (ended, err error) {
 			}
 			continue
 		}
-		if gone := f.Gone(ctx); gone != nil && ctx.Err() == nil {
-			return gone, nil
+		if lost, err := f.Gone(ctx); (lost != nil || err != nil) && ctx.Err() == nil {
+			return lost, err
 		}
 		if silent.IsZero() {
 			silent = time.Now()

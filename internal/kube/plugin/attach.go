@@ -135,7 +135,7 @@ func (a *attachment) follow(ctx context.Context) error {
 	defer client.Close()
 	var begun atomic.Bool
 	f := &coordinator.Followed{Client: client, Log: a.log,
-		Gone: func(ctx context.Context) error { return a.run.Gone(ctx, a.c) },
+		Gone: func(ctx context.Context) (lost, err error) { return a.run.Gone(ctx, a.c) },
 		Open: func(r record.Run) (*record.Writer, error) {
 			begun.Store(true)
 			return a.open(&r)
@@ -163,8 +163,7 @@ func (a *attachment) follow(ctx context.Context) error {
 	case errors.Is(err, context.Canceled):
 		return fault.New(fault.Invalid, "", a.hint(), "interrupted: the run goes on")
 	default:
-		fmt.Fprintf(a.log, "tare: the run is left in the cluster: %s\n", a.hint())
-		return err
+		return a.left(err)
 	}
 	if ended != nil && !errors.Is(ended, context.Canceled) {
 		if before := a.run.Ended(work, a.c); before != "" {
@@ -179,6 +178,12 @@ func (a *attachment) follow(ctx context.Context) error {
 	return errors.Join(a.conclude(f.Copy, ended), err)
 }
 
+// left tells the user how to resume a run that could not be followed, and returns the reason.
+func (a *attachment) left(why error) error {
+	fmt.Fprintf(a.log, "tare: the run is left in the cluster: %s\n", a.hint())
+	return why
+}
+
 // leave prints the command that follows the run, once the run is under way. A run that does not start is removed.
 func (a *attachment) leave(ctx context.Context) error {
 	client := a.client()
@@ -189,7 +194,11 @@ func (a *attachment) leave(ctx context.Context) error {
 			fmt.Fprintln(a.out, a.command())
 			return nil
 		}
-		if err = cmp.Or(ctx.Err(), a.run.Gone(ctx, a.c), pace.Sleep(ctx, time.Second)); err != nil {
+		lost, err := a.run.Gone(ctx, a.c)
+		if err != nil {
+			return a.left(err)
+		}
+		if err := cmp.Or(ctx.Err(), lost, pace.Sleep(ctx, time.Second)); err != nil {
 			return errors.Join(err, pods.Remove(ctx, a.c, a.run))
 		}
 	}

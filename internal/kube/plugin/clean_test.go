@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,7 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 
+	"tare/internal/kube/agents"
+	"tare/internal/kube/pods"
 	"tare/internal/lib/fault"
 )
 
@@ -78,19 +82,21 @@ func (s apiServer) collect() {
 	}
 }
 
+func answer(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func refuse(w http.ResponseWriter, code int32, reason metav1.StatusReason) {
+	answer(w, int(code), metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Code: code,
+		Status: metav1.StatusFailure, Reason: reason})
+}
+
 func (s apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	answer := func(code int, body any) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(code)
-		_ = json.NewEncoder(w).Encode(body)
-	}
-	refuse := func(code int, reason metav1.StatusReason) {
-		answer(code, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Code: int32(code),
-			Status: metav1.StatusFailure, Reason: reason})
-	}
 	path := paths.FindStringSubmatch(r.URL.Path)
 	if path == nil {
-		refuse(http.StatusNotFound, metav1.StatusReasonNotFound)
+		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		return
 	}
 	namespace, resource, name := path[1], path[2], path[3]
@@ -103,17 +109,17 @@ func (s apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		if err != nil {
-			refuse(http.StatusBadRequest, metav1.StatusReasonBadRequest)
+			refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
 			return
 		}
-		answer(http.StatusOK, map[string]any{"apiVersion": kinds[resource][0], "kind": kinds[resource][1] + "List",
+		answer(w, http.StatusOK, map[string]any{"apiVersion": kinds[resource][0], "kind": kinds[resource][1] + "List",
 			"items": items})
 		return
 	}
 	key := resource + "/" + namespace + "/" + name
 	o := s[key]
 	if o == nil {
-		refuse(http.StatusNotFound, metav1.StatusReasonNotFound)
+		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		return
 	}
 	if r.Method == http.MethodDelete {
@@ -123,17 +129,17 @@ func (s apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			_, _, err = scheme.Codecs.UniversalDeserializer().Decode(body, nil, &how)
 		}
 		if err != nil {
-			refuse(http.StatusBadRequest, metav1.StatusReasonBadRequest)
+			refuse(w, http.StatusBadRequest, metav1.StatusReasonBadRequest)
 			return
 		}
 		if p := how.Preconditions; p != nil && p.UID != nil && *p.UID != o.GetUID() {
-			refuse(http.StatusConflict, metav1.StatusReasonConflict)
+			refuse(w, http.StatusConflict, metav1.StatusReasonConflict)
 			return
 		}
 		delete(s, key)
 		s.collect()
 	}
-	answer(http.StatusOK, o.Object)
+	answer(w, http.StatusOK, o.Object)
 }
 
 // has fails the test unless the cluster has the given objects and no others.
@@ -209,6 +215,39 @@ func TestRemovesRun(t *testing.T) {
 		}
 		s.has(t, "jobs/shop/tare-bbbbbb", "jobs/kube-system/tare-agent-bbbbb", "daemonsets/kube-system/tare-agent-bbbbb")
 	}
+}
+
+// TestForbidden: a run whose coordinator the user may not look at is left as it is, because it may still be under way.
+func TestForbidden(t *testing.T) {
+	s := apiServer{}
+	s.addRun("jobs/shop/tare-aaaaaa", "kube-system/tare-agent-aaaaa")
+	s.addAgents("tare-agent-aaaaa", "shop/tare-aaaaaa")
+	s.addOurs("pods/shop/tare-aaaaaa", "jobs/shop/tare-aaaaaa", "tare-run", nil)
+	want := slices.Collect(maps.Keys(s))
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/pods/tare-aaaaaa") {
+			refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+			return
+		}
+		s.ServeHTTP(w, r)
+	})
+	_, err := run(t, h, "attach", "-n", "shop")
+	if fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "looking at the coordinator") {
+		t.Errorf("%v, code %d", err, fault.CodeOf(err))
+	}
+	s.has(t, want...)
+	server := httptest.NewServer(h)
+	defer server.Close()
+	c, err := agents.New(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	job := agents.Job{Namespace: "shop", Name: "tare-aaaaaa", UID: "jobs/shop/tare-aaaaaa"}
+	a := attachment{c: c, run: &pods.Run{Job: job}, out: io.Discard, log: io.Discard}
+	if err := a.leave(t.Context()); fault.CodeOf(err) != fault.Machine {
+		t.Errorf("%v, code %d", err, fault.CodeOf(err))
+	}
+	s.has(t, want...)
 }
 
 // TestCleanLeaves: objects that do not say how long they live are not kubectl-tare's, whatever their labels, nor is a

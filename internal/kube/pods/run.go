@@ -227,31 +227,31 @@ func Runs(ctx context.Context, c *agents.Cluster, namespace string) (all []*Run,
 	return all, nil
 }
 
-// Gone returns the reason why the coordinator will not answer any more, or never will; nil if it still may, or if the
-// API server does not know. A pod that may still recover counts as gone only after some time, so callers repeat the
-// call.
-func (r *Run) Gone(ctx context.Context, c *agents.Cluster) error {
+// Gone returns as lost the reason why the coordinator will not answer any more, or never will; nil if it still may, or
+// if the API server does not know. A pod that may still recover counts as gone only after some time, so callers repeat
+// the call. err reports that the user may not know.
+func (r *Run) Gone(ctx context.Context, c *agents.Cluster) (lost, err error) {
 	pod, err := c.Core().Pods(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return r.lost("its pod was deleted, with its node or by somebody")
+		return r.lost("its pod was deleted, with its node or by somebody"), nil
 	case apierrors.IsForbidden(err):
-		return refused(err, r.Namespace, "looking at the coordinator")
+		return nil, refused(err, r.Namespace, "looking at the coordinator")
 	case err != nil:
-		return nil //nolint:nilerr // the state is unknown
+		return nil, nil //nolint:nilerr // the state is unknown
 	}
 	why, patience := stuck(pod)
 	if why == "" {
 		r.looked = time.Time{}
-		return nil
+		return nil, nil
 	}
 	if r.looked.IsZero() {
 		r.looked = time.Now()
 	}
 	if time.Since(r.looked) < patience {
-		return nil
+		return nil, nil
 	}
-	return r.lost(why)
+	return r.lost(why), nil
 }
 
 func (r *Run) lost(why string) error {
