@@ -320,6 +320,10 @@ type Leftover struct {
 
 // Leftovers returns all temporary agents and all objects of experiments in the cluster.
 func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
+	now, err := c.now(ctx)
+	if err != nil {
+		return nil, err
+	}
 	seen := map[types.UID]bool{} // Jobs
 	add := func(m *metav1.ObjectMeta, uid types.UID, orphans bool) {
 		seconds, err := strconv.Atoi(m.Annotations[lifetimeKey])
@@ -329,7 +333,7 @@ func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
 		seen[uid] = true
 		end := m.CreationTimestamp.Add(time.Duration(seconds) * time.Second)
 		all = append(all, Leftover{Job: Job{m.Namespace, m.Name, uid}, Run: m.Labels[nameLabel] == RunName,
-			Ended: time.Now().After(end), orphans: orphans})
+			Ended: now.After(end), orphans: orphans})
 	}
 	// Jobs are listed last: an object whose Job is not among them has lost it.
 	sets, err := c.apps.DaemonSets("").List(ctx, selecting(TemporaryName))

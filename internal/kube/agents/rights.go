@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
+	"time"
 
 	authapi "k8s.io/api/authorization/v1"
 	rbacapi "k8s.io/api/rbac/v1"
@@ -12,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	authv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	"k8s.io/client-go/rest"
 
 	"tare/deploy"
 	"tare/internal/lib/lists"
@@ -125,6 +128,25 @@ func (c *Cluster) Version(ctx context.Context) (string, error) {
 		err = yaml.Unmarshal(data, &v)
 	}
 	return v.GitVersion, refused(err, "asking for the version")
+}
+
+// now returns the API server's time, as in the creation times of objects. The clock of this machine may be wrong.
+func (c *Cluster) now(ctx context.Context) (now time.Time, err error) {
+	client, err := rest.HTTPClientFor(c.config)
+	if err != nil {
+		return now, wrong(err)
+	}
+	url := c.core.RESTClient().Get().AbsPath("/version").URL().String()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return now, err
+	}
+	answer, err := client.Do(request)
+	if err == nil {
+		answer.Body.Close()
+		now, err = http.ParseTime(answer.Header.Get("Date")) // also in a refusal
+	}
+	return now, refused(err, "asking for the time")
 }
 
 // PodSecurity returns the Pod Security level that a namespace enforces by its label; empty if it has no such label.

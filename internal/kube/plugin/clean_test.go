@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -248,6 +249,23 @@ func TestForbidden(t *testing.T) {
 		t.Errorf("%v, code %d", err, fault.CodeOf(err))
 	}
 	s.has(t, want...)
+}
+
+// TestCleanTime: whether the time of something is over depends on the API server's clock alone.
+func TestCleanTime(t *testing.T) {
+	created := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+	for after, want := range map[time.Duration]string{59 * time.Second: "left alone: ", 61 * time.Second: "removed "} {
+		s := apiServer{}
+		s.addOurs("jobs/kube-system/tare-agent-aaaaa", "", "tare-agent-temporary", nil).
+			SetCreationTimestamp(metav1.NewTime(created))
+		out, err := run(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Date", created.Add(after).Format(http.TimeFormat))
+			s.ServeHTTP(w, r)
+		}), "clean")
+		if err != nil || !strings.HasPrefix(out, want) || len(s) == 1 != (after < time.Minute) {
+			t.Errorf("after %v: %v, %q", after, err, out)
+		}
+	}
 }
 
 // TestCleanLeaves: objects that do not say how long they live are not kubectl-tare's, whatever their labels, nor is a
