@@ -3,6 +3,7 @@ package agents
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -47,6 +48,7 @@ const (
 	lifetimeKey  = "tare/lifetime-seconds" // annotations
 	runKey       = "tare/run"
 	removeWithin = 10 * time.Second
+	cleanWithin  = 30 * time.Second
 	startPoll    = 300 * time.Millisecond
 	refusedAfter = 3 * time.Second // if there is no pod by then, the cluster is asked for the reason
 )
@@ -144,7 +146,7 @@ func (c *Cluster) removeUnknown(ctx context.Context, o Owner) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 	defer cancel()
 	if j, err := c.job(ctx, o.What, o.Namespace, o.Name, o.Run); err == nil && j.UID != "" {
-		_ = c.removeJob(ctx, j)
+		_ = c.removeJob(ctx, j, exactly(j.UID))
 	}
 }
 
@@ -175,8 +177,8 @@ func selecting(what ...string) metav1.ListOptions {
 }
 
 // removeJob removes a Job. The garbage collector then removes everything that belongs to it.
-func (c *Cluster) removeJob(ctx context.Context, j Job) error {
-	return Removed(c.batch.Jobs(j.Namespace).Delete(ctx, j.Name, exactly(j.UID)))
+func (c *Cluster) removeJob(ctx context.Context, j Job, how metav1.DeleteOptions) error {
+	return Removed(c.batch.Jobs(j.Namespace).Delete(ctx, j.Name, how))
 }
 
 // exactly returns options that delete only the object with the given UID, not another that has its name now.
@@ -292,7 +294,7 @@ func (c *Cluster) RemoveAgents(ctx context.Context, j Job) error {
 // remove removes temporary agents. The Job comes first: the garbage collector also removes objects that are created
 // for it from now on, because their owner does not exist.
 func (c *Cluster) remove(ctx context.Context, j Job) error {
-	return refused(cmp.Or(c.removeJob(ctx, j), c.removeSets(ctx, j)), "removing agents")
+	return refused(cmp.Or(c.removeJob(ctx, j, exactly(j.UID)), c.removeSets(ctx, j)), "removing agents")
 }
 
 // removeSets removes the DaemonSets of a Job. Their pods end sooner than by the garbage collector.
@@ -311,75 +313,106 @@ func (c *Cluster) removeSets(ctx context.Context, j Job) error {
 
 // Leftover is a set of temporary agents, or the objects of an experiment, in the cluster.
 type Leftover struct {
-	Job
+	Job        // has no UID if it is gone, and only other objects are left
 	Run   bool // an experiment's objects, not agents
 	Ended bool // their lifetime is over, so the cluster should have removed them
-
-	orphans bool // the Job no longer exists
 }
 
-// Leftovers returns all temporary agents and all objects of experiments in the cluster.
-func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
+// Leftovers returns all temporary agents and all objects of experiments in a namespace, or in the cluster if namespace
+// is empty.
+func (c *Cluster) Leftovers(ctx context.Context, namespace string) (all []Leftover, err error) {
 	now, err := c.now(ctx)
 	if err != nil {
 		return nil, err
 	}
-	seen := map[types.UID]bool{} // Jobs
-	add := func(m *metav1.ObjectMeta, uid types.UID, orphans bool) {
-		seconds, err := strconv.Atoi(m.Annotations[lifetimeKey])
-		if err != nil || seen[uid] { // MakeOwner has not made the Job, or it is known
-			return
-		}
-		seen[uid] = true
-		end := m.CreationTimestamp.Add(time.Duration(seconds) * time.Second)
-		all = append(all, Leftover{Job: Job{m.Namespace, m.Name, uid}, Run: m.Labels[nameLabel] == RunName,
-			Ended: now.After(end), orphans: orphans})
-	}
-	// Jobs are listed last: an object whose Job is not among them has lost it.
-	sets, err := c.apps.DaemonSets("").List(ctx, selecting(TemporaryName))
+	both := selecting(TemporaryName, RunName)
+	// Jobs are listed last, so that each of these whose Job is not among them has lost it.
+	var others []*metav1.ObjectMeta
+	sets, err := c.apps.DaemonSets(namespace).List(ctx, both)
 	if err != nil {
 		return nil, refused(err, "listing DaemonSets")
 	}
-	jobs, err := c.batch.Jobs("").List(ctx, selecting(TemporaryName, RunName))
+	for i := range sets.Items {
+		others = append(others, &sets.Items[i].ObjectMeta)
+	}
+	err = c.eachPod(ctx, namespace, both.LabelSelector, func(p *api.Pod) { others = append(others, &p.ObjectMeta) })
+	if err != nil {
+		return nil, err
+	}
+	jobs, err := c.batch.Jobs(namespace).List(ctx, both)
 	if err != nil {
 		return nil, refused(err, "listing jobs")
 	}
+	seen := map[[2]string]bool{} // namespaces and names of Jobs
 	for i := range jobs.Items {
 		m := &jobs.Items[i].ObjectMeta
-		add(m, m.UID, false)
-	}
-	for i := range sets.Items {
-		if m := &sets.Items[i].ObjectMeta; len(m.OwnerReferences) == 1 {
-			add(m, m.OwnerReferences[0].UID, true)
+		seen[[2]string{m.Namespace, m.Name}] = true
+		seconds, err := strconv.Atoi(m.Annotations[lifetimeKey])
+		if err != nil { // MakeOwner has not made it
+			continue
 		}
+		all = append(all, Leftover{Job: Job{m.Namespace, m.Name, m.UID}, Run: m.Labels[nameLabel] == RunName,
+			Ended: now.After(m.CreationTimestamp.Add(time.Duration(seconds) * time.Second))})
+	}
+	for _, m := range others {
+		key := [2]string{m.Namespace, m.Labels[InstanceLabel]}
+		if seen[key] || m.DeletionTimestamp != nil {
+			continue
+		}
+		seen[key] = true
+		all = append(all, Leftover{Job: Job{Namespace: key[0], Name: key[1]}, Run: m.Labels[nameLabel] == RunName,
+			Ended: true})
 	}
 	return all, nil
 }
 
-// Clean removes temporary agents, or the objects of an experiment, without waiting until their pods are gone.
+// Clean removes temporary agents, or the objects of an experiment, and waits until none of them is left but pods that
+// are ending. If some are left, the garbage collector is off or slow, and the hint says how to remove them.
 func (c *Cluster) Clean(ctx context.Context, l Leftover) error {
-	switch {
-	case l.Run:
-		return refused(c.RemoveRun(ctx, l.Job), "removing a run")
-	case l.orphans:
-		return refused(c.removeSets(ctx, l.Job), "removing agents")
-	}
-	return c.remove(ctx, l.Job)
-}
-
-// RemoveRun removes the Job of a run and, at once, its coordinator's pod, to which the cluster would give more time.
-// The garbage collector removes everything else that belongs to the Job. This includes the Secret, because who owns it
-// cannot be seen without the right to read it.
-func (c *Cluster) RemoveRun(ctx context.Context, run Job) error {
-	pods, err := c.core.Pods(run.Namespace).List(ctx, selecting(RunName))
-	if err == nil {
-		for i := range pods.Items {
-			if m := &pods.Items[i].ObjectMeta; m.Name == run.Name && run.owns(m) {
-				how := exactly(m.UID)
-				how.GracePeriodSeconds = new(int64(1))
-				err = Removed(c.core.Pods(run.Namespace).Delete(ctx, m.Name, how))
-			}
+	ctx, cancel := context.WithTimeout(ctx, cleanWithin)
+	defer cancel()
+	if l.UID != "" {
+		how := exactly(l.UID) // leaves the Job until the garbage collector acts, so that Leftovers finds it again
+		how.PropagationPolicy = new(metav1.DeletePropagationForeground)
+		err := cmp.Or(c.removeCoordinator(ctx, l.Job), c.removeJob(ctx, l.Job, how), c.removeSets(ctx, l.Job))
+		if err != nil {
+			return refused(err, "removing "+l.Namespace+"/"+l.Name)
 		}
 	}
-	return cmp.Or(c.removeJob(ctx, run), err)
+	for {
+		left, err := c.Leftovers(ctx, l.Namespace)
+		if err == nil && !slices.ContainsFunc(left, func(o Leftover) bool { return o.Name == l.Name }) {
+			return nil
+		}
+		switch err := pace.Sleep(ctx, startPoll); {
+		case errors.Is(err, context.Canceled):
+			return err
+		case err != nil:
+			return fault.New(fault.Machine, l.Namespace+"/"+l.Name, fmt.Sprintf("if it stays: kubectl delete jobs,daemonsets,"+
+				"pods,services,secrets,serviceaccounts,roles,rolebindings -n %s -l %s=%s,%s=%s", l.Namespace, InstanceLabel,
+				l.Name, managedLabel, Manager), "the cluster's garbage collector has not removed it within %v", cleanWithin)
+		}
+	}
+}
+
+// RemoveRun removes the Job of a run and, at once, its coordinator's pod. The garbage collector removes everything else
+// that belongs to the Job. This includes the Secret, because who owns it cannot be seen without the right to read it.
+func (c *Cluster) RemoveRun(ctx context.Context, run Job) error {
+	return cmp.Or(c.removeCoordinator(ctx, run), c.removeJob(ctx, run, exactly(run.UID)))
+}
+
+// removeCoordinator removes the coordinator's pod of a run. The garbage collector would give it more time to end.
+func (c *Cluster) removeCoordinator(ctx context.Context, run Job) error {
+	pods, err := c.core.Pods(run.Namespace).List(ctx, selecting(RunName))
+	if err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		if m := &pods.Items[i].ObjectMeta; m.Name == run.Name && run.owns(m) {
+			how := exactly(m.UID)
+			how.GracePeriodSeconds = new(int64(1))
+			return Removed(c.core.Pods(run.Namespace).Delete(ctx, m.Name, how))
+		}
+	}
+	return nil
 }

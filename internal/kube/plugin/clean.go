@@ -17,8 +17,11 @@ func newClean(c *connection) *cobra.Command {
 		Use:   "clean",
 		Short: "Remove temporary agents and pods of experiments that a cluster has not removed by itself",
 		Long: `Clean removes temporary agents, and pods of experiments, whose time is over. The cluster removes those by itself,
-unless its controllers for Jobs or for garbage collection are off. With --all it also removes those whose time is not
-over, which may be in use. What 'kubectl tare install' has installed stays.`,
+unless its controller for Jobs is off. With --all it also removes those whose time is not over, which may be in use.
+What 'kubectl tare install' has installed stays.
+
+Where the cluster's garbage collector is off, something is left: clean names it, with the command that removes it, and
+its exit code is 3.`,
 		Example: `  kubectl tare clean --dry-run
   kubectl tare clean --all`,
 		Args: usage.NoArgs,
@@ -27,7 +30,7 @@ over, which may be in use. What 'kubectl tare install' has installed stays.`,
 			if err != nil {
 				return err
 			}
-			left, err := client.Leftovers(cmd.Context())
+			left, err := client.Leftovers(cmd.Context(), "")
 			if err != nil {
 				return err
 			}

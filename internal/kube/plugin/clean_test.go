@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"maps"
@@ -24,8 +25,18 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// apiServer simulates an API server with its garbage collector. The keys of its objects are RESOURCE/NAMESPACE/NAME.
+// apiServer simulates an API server without a garbage collector. The keys of its objects are RESOURCE/NAMESPACE/NAME.
 type apiServer map[string]*unstructured.Unstructured
+
+// collected simulates an API server with a garbage collector.
+type collected struct{ apiServer }
+
+func (s collected) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.apiServer.ServeHTTP(w, r)
+	if r.Method == http.MethodDelete {
+		s.collect()
+	}
+}
 
 var paths = regexp.MustCompile(`^/apis?(?:/\w+)?/v1(?:/namespaces/([^/]+))?/(\w+)(?:/([^/]+))?$`)
 
@@ -68,8 +79,9 @@ func (s apiServer) addAgents(name, run string) {
 	s.addOurs("daemonsets/kube-system/"+name, "jobs/kube-system/"+name, "tare-agent-temporary", nil)
 }
 
-// collect removes objects whose owner does not exist.
+// collect removes objects that are being deleted in the foreground, and then those whose owner does not exist.
 func (s apiServer) collect() {
+	maps.DeleteFunc(s, func(_ string, o *unstructured.Unstructured) bool { return o.GetDeletionTimestamp() != nil })
 	for again := true; again; {
 		again = false
 		for key, o := range s {
@@ -137,8 +149,11 @@ func (s apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			refuse(w, http.StatusConflict, metav1.StatusReasonConflict)
 			return
 		}
-		delete(s, key)
-		s.collect()
+		if p := how.PropagationPolicy; p != nil && *p == metav1.DeletePropagationForeground {
+			o.SetDeletionTimestamp(new(metav1.Now()))
+		} else {
+			delete(s, key)
+		}
 	}
 	answer(w, http.StatusOK, o.Object)
 }
@@ -179,7 +194,7 @@ func TestForgedRun(t *testing.T) {
 					"jobs/kube-system/tare-agent-bbbbb", "daemonsets/kube-system/tare-agent-bbbbb")
 			}
 			t.Run(command+", "+name, func(t *testing.T) {
-				_, err := run(t, s, strings.Fields(command)...)
+				_, err := run(t, collected{s}, strings.Fields(command)...)
 				if got := fault.CodeOf(err); (got != fault.OK) != strings.HasPrefix(command, "attach") {
 					t.Errorf("%v, code %d", err, got)
 				}
@@ -202,7 +217,7 @@ func TestRemovesRun(t *testing.T) {
 			s.addOurs("pods/shop/tare-aaaaaa", "jobs/shop/tare-aaaaaa", "tare-run", nil)
 			s.addAgents("tare-agent-bbbbb", "")
 			delete(s, "jobs/kube-system/tare-agent-bbbbb") // without a garbage collector until now
-			_, err := run(t, s, strings.Fields(command)...)
+			_, err := run(t, collected{s}, strings.Fields(command)...)
 			if s.has(t); err != nil {
 				t.Error(err)
 			}
@@ -210,7 +225,7 @@ func TestRemovesRun(t *testing.T) {
 		}
 		s.addRun("jobs/shop/tare-bbbbbb", "kube-system/tare-agent-bbbbb")
 		s.addAgents("tare-agent-bbbbb", "shop/tare-bbbbbb")
-		_, err := run(t, s, strings.Fields(command)...)
+		_, err := run(t, collected{s}, strings.Fields(command)...)
 		if fault.CodeOf(err) != fault.Invalid || !strings.Contains(err.Error(), "the coordinator is lost") {
 			t.Error(err)
 		}
@@ -230,21 +245,15 @@ func TestForbidden(t *testing.T) {
 			refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
 			return
 		}
-		s.ServeHTTP(w, r)
+		collected{s}.ServeHTTP(w, r)
 	})
 	_, err := run(t, h, "attach", "-n", "shop")
 	if fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "looking at the coordinator") {
 		t.Errorf("%v, code %d", err, fault.CodeOf(err))
 	}
 	s.has(t, want...)
-	server := httptest.NewServer(h)
-	defer server.Close()
-	c, err := agents.New(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
 	job := agents.Job{Namespace: "shop", Name: "tare-aaaaaa", UID: "jobs/shop/tare-aaaaaa"}
-	a := attachment{c: c, run: &pods.Run{Job: job}, out: io.Discard, log: io.Discard}
+	a := attachment{c: clientOf(t, h), run: &pods.Run{Job: job}, out: io.Discard, log: io.Discard}
 	if err := a.leave(t.Context()); fault.CodeOf(err) != fault.Machine {
 		t.Errorf("%v, code %d", err, fault.CodeOf(err))
 	}
@@ -260,7 +269,7 @@ func TestCleanTime(t *testing.T) {
 			SetCreationTimestamp(metav1.NewTime(created))
 		out, err := run(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Date", created.Add(after).Format(http.TimeFormat))
-			s.ServeHTTP(w, r)
+			collected{s}.ServeHTTP(w, r)
 		}), "clean")
 		if err != nil || !strings.HasPrefix(out, want) || len(s) == 1 != (after < time.Minute) {
 			t.Errorf("after %v: %v, %q", after, err, out)
@@ -268,16 +277,82 @@ func TestCleanTime(t *testing.T) {
 	}
 }
 
-// TestCleanLeaves: objects that do not say how long they live are not kubectl-tare's, whatever their labels, nor is a
-// Job that a DaemonSet says it belongs to.
+// TestCleanLeaves: Jobs that do not say how long they live are not kubectl-tare's, whatever their labels, nor is a Job
+// that a DaemonSet says it belongs to.
 func TestCleanLeaves(t *testing.T) {
 	s := apiServer{}
 	s.addRun("jobs/shop/other", "")
 	s["jobs/shop/other"].SetAnnotations(nil)
-	s.add("jobs/shop/backup", "", nil, nil)
-	s.addOurs("daemonsets/shop/backup", "jobs/shop/backup", "tare-agent-temporary", nil)
-	if out, err := run(t, s, "clean", "--all"); err != nil || strings.Contains(out, "other") {
+	if out, err := run(t, collected{s}, "clean", "--all"); err != nil || out != "nothing to remove\n" {
 		t.Errorf("%v\n%s", err, out)
 	}
-	s.has(t, "jobs/shop/other", "jobs/shop/backup")
+	s.add("jobs/shop/backup", "", nil, nil)
+	s.addOurs("daemonsets/shop/backup", "jobs/shop/backup", "tare-agent-temporary", nil)
+	if left, errs := clean(t, collected{s}); len(left) != 1 || len(errs) != 1 {
+		t.Errorf("%v, %v", left, errs)
+	}
+	s.has(t, "jobs/shop/other", "jobs/shop/backup", "daemonsets/shop/backup")
+}
+
+// TestCleanAlone: without a garbage collector, clean does not say that it has removed what is left, finds it each time,
+// and says how to remove it.
+func TestCleanAlone(t *testing.T) {
+	s := apiServer{}
+	s.addRun("jobs/shop/tare-aaaaaa", "kube-system/tare-agent-aaaaa")
+	s.addOurs("pods/shop/tare-aaaaaa", "jobs/shop/tare-aaaaaa", "tare-run", nil)
+	s.addOurs("secrets/shop/tare-aaaaaa", "jobs/shop/tare-aaaaaa", "tare-run", nil)
+	s.addAgents("tare-agent-aaaaa", "shop/tare-aaaaaa")
+	pod := s.addOurs("pods/kube-system/x", "daemonsets/kube-system/tare-agent-aaaaa", "tare-agent-temporary", nil)
+	pod.SetLabels(s["jobs/kube-system/tare-agent-aaaaa"].GetLabels())
+	for range 2 {
+		left, errs := clean(t, s)
+		if len(left) != 2 || len(errs) != 2 {
+			t.Fatalf("%v, %v", left, errs)
+		}
+		for i, err := range errs {
+			want := "-n " + left[i].Namespace + " -l app.kubernetes.io/instance=" + left[i].Name +
+				",app.kubernetes.io/managed-by=kubectl-tare"
+			if fault.CodeOf(err) != fault.Machine || !strings.HasSuffix(fault.HintOf(err), want) {
+				t.Errorf("%v (%s), code %d; want %s", err, fault.HintOf(err), fault.CodeOf(err), want)
+			}
+		}
+	}
+	s.has(t, "jobs/shop/tare-aaaaaa", "secrets/shop/tare-aaaaaa", "jobs/kube-system/tare-agent-aaaaa",
+		"pods/kube-system/x")
+	delete(s, "jobs/kube-system/tare-agent-aaaaa")
+	if left, errs := clean(t, s); len(left) != 2 || len(errs) != 2 {
+		t.Errorf("%v, %v", left, errs)
+	}
+	s.collect()
+	s.has(t)
+}
+
+// clientOf returns a client of a cluster that h simulates.
+func clientOf(t *testing.T, h http.Handler) *agents.Cluster {
+	t.Helper()
+	server := httptest.NewServer(h)
+	t.Cleanup(server.Close)
+	c, err := agents.New(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// clean removes what is left in a cluster that h simulates, and gives each a short time to be gone.
+func clean(t *testing.T, h http.Handler) (left []agents.Leftover, errs []error) {
+	t.Helper()
+	c := clientOf(t, h)
+	left, err := c.Leftovers(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range left {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		if err := c.Clean(ctx, l); err != nil {
+			errs = append(errs, err)
+		}
+		cancel()
+	}
+	return left, errs
 }
