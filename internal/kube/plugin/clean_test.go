@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -275,6 +276,26 @@ func TestCleanTime(t *testing.T) {
 			t.Errorf("after %v: %v, %q", after, err, out)
 		}
 	}
+}
+
+// TestUnanswered: a Job that was created although the answer was lost is removed, and nothing else of its name.
+func TestUnanswered(t *testing.T) {
+	s := apiServer{}
+	s.addOurs("jobs/kube-system/other", "", "tare-agent-temporary", nil)
+	s.addOurs("daemonsets/kube-system/x", "", "tare-agent-temporary", nil)
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			s.addOurs("jobs/kube-system/x", "", "tare-agent-temporary", map[string]string{"tare/run": "shop/tare-aaaaaa"})
+			panic(http.ErrAbortHandler)
+		}
+		s.ServeHTTP(w, r)
+	})
+	_, err := clientOf(t, h).MakeOwner(t.Context(), agents.Owner{What: "tare-agent-temporary", Namespace: "kube-system",
+		Name: "x", Run: "shop/tare-aaaaaa", Pod: &api.PodSpec{}})
+	if err == nil {
+		t.Error("no error")
+	}
+	s.has(t, "jobs/kube-system/other", "daemonsets/kube-system/x")
 }
 
 // TestCleanLeaves: Jobs that do not say how long they live are not kubectl-tare's, whatever their labels, nor is a Job
