@@ -316,8 +316,8 @@ func (w *node) takeSelf() {
 	}
 }
 
-// rest adds the CPU time that is attributed to no group below the root: kernel threads, processes in the root group,
-// which no rule can name, interrupts, and eBPF programs that ran above these. It returns the owner of the eBPF programs.
+// rest adds the CPU time that is attributed to no group below the root: kernel threads, interrupts, processes in the
+// root group, which no rule can name, and eBPF programs that ran above these. It returns the owner of these programs.
 func (w *node) rest() owner {
 	last := owner{side: sideShared, component: otherBPF}
 	lines := map[owner]int64{

@@ -168,8 +168,8 @@ var reserveNote = fmt.Sprintf("Reserved is capacity less allocatable. Used is wh
 func remarks(c *cluster.Cluster) (all [][2]string) {
 	for i := range c.Machines {
 		m := &c.Machines[i]
-		all = append(all, [2]string{"note", fmt.Sprintf("%s share one machine, which is counted once; what runs on it outside of "+
-			"pods has a separate row among the nodes, and is in no node's reserve", some(m.Nodes, len(m.Nodes)))})
+		all = append(all, [2]string{"note", fmt.Sprintf("%s share one machine, which is counted once; what runs on it "+
+			"outside of pods has a separate row among the nodes, and is in no node's reserve", some(m.Nodes, len(m.Nodes)))})
 	}
 	switch share := 100 * c.Capacity.Unexplained / max(c.Capacity.Capacity, 1e-9); {
 	case c.Answered == 0:

@@ -24,6 +24,7 @@ import (
 	"tare/internal/kube/agents"
 	"tare/internal/kube/pods"
 	"tare/internal/lib/fault"
+	"tare/test/speed"
 )
 
 // apiServer simulates an API server without a garbage collector. The keys of its objects are RESOURCE/NAMESPACE/NAME.
@@ -369,7 +370,7 @@ func clean(t *testing.T, h http.Handler) (left []agents.Leftover, errs []error) 
 		t.Fatal(err)
 	}
 	for _, l := range left {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		ctx, cancel := context.WithTimeout(t.Context(), speed.Scale(time.Second/2))
 		if err := c.Clean(ctx, l); err != nil {
 			errs = append(errs, err)
 		}
