@@ -228,12 +228,6 @@ func TestBudgetClosesUnderLoad(t *testing.T) {
 			t.Logf("%.0f %% of the CPU time was stolen; another window", 100*stolen)
 			continue
 		}
-		if slices.ContainsFunc(l.Cgroups, func(g ledger.Cgroup) bool {
-			return g.Vanished && strings.Count(g.Path, "/") == 1
-		}) {
-			t.Log("others removed a group at the top, so what the root group used is not known; another window")
-			continue
-		}
 		judged++
 		if l.CPU.Idle > 0.2*l.CPU.Capacity {
 			t.Errorf("the machine is not loaded: %+v", l.CPU)

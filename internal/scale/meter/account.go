@@ -33,7 +33,8 @@ type account struct {
 	seen     *witness.Account // nil without a witness
 	snapshot *bpf.Snapshot    // nil if programs could not be read
 	passed   *proc.Elapsed    // cached by elapsed
-	untold   bool             // a top-level group has a CPU counter, but what it used is unknown; set by cgroups
+	untold   bool             // a top-level group's counter was reset, so what it used is unknown; set by cgroups
+	absorbed bool             // a top-level group was removed or renamed: the root's counter has its time; set by cgroups
 
 	warnings []ledger.Warning
 }
@@ -484,7 +485,10 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			c.Periods = counted(now.Periods, before.Periods, wasThere)
 		}
 		c.CPUReset = now.UsageNs.OK && (now.Resets != before.Resets || wasThere && now.UsageNs.N < before.UsageNs.N)
-		a.untold = a.untold || atTop(g.Path) && c.CPUSeconds == nil && (before.UsageNs.OK || now.UsageNs.OK)
+		if atTop(g.Path) && c.CPUSeconds == nil {
+			a.untold = a.untold || c.CPUReset
+			a.absorbed = a.absorbed || !c.CPUReset && (before.UsageNs.OK || now.UsageNs.OK)
+		}
 		// If no hierarchy counts CPU time for a group, samples are never located there: its tasks' programs count for another
 		// group. If programs ran but none of their time could be split, any of it may have been spent here, so the eBPF time
 		// of the group is unknown, not 0.
@@ -769,8 +773,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	case untold:
 		u.NoRoot = true
 		a.warn("no-root-usage", "the CPU time of processes outside control groups cannot be told from that of groups that "+
-			"were removed or renamed inside the window, could not be read, or whose counters were reset: it is part of what is "+
-			"unexplained")
+			"could not be read, or whose counters were reset: it is part of what is unexplained")
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
 		// The counters of an edge are not read at one instant, so Root may also be negative: by up to the duration of the
@@ -780,6 +783,10 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 				"some are in one group of the v1 hierarchy and in another of v2, and count in both; the budget counts them once",
 				-u.Root)
 			u.Groups, u.Root = u.Groups+u.Root, 0
+		}
+		if a.absorbed {
+			a.warn("root-usage-at-most", "the CPU time of processes outside control groups includes that of groups that were "+
+				"removed or renamed inside the window: what these used cannot be told from it")
 		}
 	default:
 		u.NoRoot = true
