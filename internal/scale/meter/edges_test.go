@@ -365,7 +365,8 @@ func TestGroupsMadeInTheWindow(t *testing.T) {
 	began := map[string][]*float64{}
 	for _, g := range l.Cgroups {
 		began[g.Path] = append(began[g.Path], g.Began)
-		if g.Vanished && g.CPUSeconds != nil {
+		// Another's group may be removed between the two readings that tell.
+		if g.Vanished && g.CPUSeconds != nil && strings.HasSuffix(g.Path, fmt.Sprint("-", os.Getpid())) {
 			t.Errorf("%s has vanished and used %v s", g.Path, *g.CPUSeconds)
 		}
 	}
