@@ -93,8 +93,10 @@ type connection struct {
 	overrides clientcmd.ConfigOverrides
 }
 
-// credentials are the names of kubectl's flags whose values are secret, or of no use without a secret.
-var credentials = []string{clientcmd.FlagBearerToken, clientcmd.FlagUsername, clientcmd.FlagPassword}
+// credentials are the names of kubectl's flags whose values are secret, may contain a secret, or are of no use without
+// one.
+var credentials = []string{clientcmd.FlagBearerToken, clientcmd.FlagUsername, clientcmd.FlagPassword,
+	clientcmd.FlagProxyURL}
 
 func (c *connection) register(f *pflag.FlagSet) {
 	c.rules = clientcmd.NewDefaultClientConfigLoadingRules()
