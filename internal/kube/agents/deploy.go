@@ -251,17 +251,40 @@ func (t *Temporary) Wait(ctx context.Context, nodes []Node, within time.Duration
 
 // refusal returns the cluster's reason for not creating the agents' pods, or nil if it gives none.
 func (t *Temporary) refusal(ctx context.Context) error {
-	events, err := t.c.core.Events(t.Owned.Namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: "involvedObject.name=" + t.Owned.Name + ",reason=FailedCreate", Limit: 1})
-	if err != nil || len(events.Items) == 0 {
-		return nil //nolint:nilerr // the nodes are then reported as those whose agents have not started
-	}
-	return fault.New(fault.Machine, "namespace "+t.Owned.Namespace, "choose a namespace whose Pod Security is "+
-		"privileged: --agents-namespace", "the cluster refuses the agents: %s",
-		text.ClipLine(events.Items[0].Message, maxRefusal))
+	return t.c.refusal(ctx, t.Owned.Namespace, "involvedObject.name="+t.Owned.Name, time.Time{},
+		"choose a namespace whose Pod Security is privileged: --agents-namespace")
 }
 
-const maxRefusal = 600 // bytes
+const (
+	maxRefusal = 600 // bytes
+	maxEvents  = 100
+)
+
+// refusal returns the newest reason since a time, by the API server's clock, for which the cluster did not create the
+// pods of an object, which a field selector of events names. It returns nil if there is none, or none may be read: the
+// nodes are then reported as those whose agents have not started.
+func (c *Cluster) refusal(ctx context.Context, namespace, object string, since time.Time, hint string) error {
+	events, err := c.core.Events(namespace).List(ctx, metav1.ListOptions{Limit: maxEvents,
+		FieldSelector: "reason=FailedCreate," + object})
+	if err != nil {
+		return nil //nolint:nilerr // see above
+	}
+	reason, newest := "", since.Truncate(time.Second) // events have whole seconds
+	for i := range events.Items {
+		e := &events.Items[i]
+		at := e.LastTimestamp.Time
+		if at.IsZero() {
+			at = e.EventTime.Time
+		}
+		if !at.Before(newest) {
+			reason, newest = text.ClipLine(e.Message, maxRefusal), at
+		}
+	}
+	if reason == "" {
+		return nil
+	}
+	return fault.New(fault.Machine, "namespace "+namespace, hint, "the cluster refuses the agents: %s", reason)
+}
 
 // Remove removes the agents as RemoveAgents does.
 func (t *Temporary) Remove(ctx context.Context) error {
@@ -379,14 +402,20 @@ func (c *Cluster) Clean(ctx context.Context, l Leftover) error {
 			return refused(err, "removing "+l.Namespace+"/"+l.Name)
 		}
 	}
+	var last error // of looking for what is left
 	for {
 		left, err := c.Leftovers(ctx, l.Namespace)
+		if ctx.Err() == nil {
+			last = err
+		}
 		if err == nil && !slices.ContainsFunc(left, func(o Leftover) bool { return o.Name == l.Name }) {
 			return nil
 		}
 		switch err := pace.Sleep(ctx, startPoll); {
 		case errors.Is(err, context.Canceled):
 			return err
+		case err != nil && last != nil:
+			return last
 		case err != nil:
 			return fault.New(fault.Machine, l.Namespace+"/"+l.Name, fmt.Sprintf("if it stays: kubectl delete jobs,daemonsets,"+
 				"pods,services,secrets,serviceaccounts,roles,rolebindings -n %s -l %s=%s,%s=%s", l.Namespace, InstanceLabel,

@@ -107,6 +107,10 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 			own = append(own, o)
 		}
 	}
+	began, err := c.now(ctx)
+	if err != nil {
+		return err
+	}
 	for _, o := range own {
 		r, err := c.resource(o)
 		if err != nil {
@@ -120,15 +124,15 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 		}
 		say(nameOf(o))
 	}
-	return c.created(ctx, namespace)
+	return c.created(ctx, namespace, began)
 }
 
 // createdWithin is how long Install waits for the agents' pods.
 const createdWithin = 10 * time.Second
 
-// created waits for a limited time until the installed agents have a pod for every node. If the cluster refuses one,
-// the error has its reason.
-func (c *Cluster) created(ctx context.Context, namespace string) error {
+// created waits for a limited time until the installed agents have a pod for every node. If the cluster has refused one
+// since the given time, the error has its reason.
+func (c *Cluster) created(ctx context.Context, namespace string, since time.Time) error {
 	for began := time.Now(); time.Since(began) < createdWithin; {
 		set, err := c.apps.DaemonSets(namespace).Get(ctx, installedName, metav1.GetOptions{})
 		if err != nil {
@@ -138,11 +142,9 @@ func (c *Cluster) created(ctx context.Context, namespace string) error {
 		if s.ObservedGeneration >= set.Generation && s.CurrentNumberScheduled >= s.DesiredNumberScheduled {
 			return nil
 		}
-		events, err := c.core.Events(namespace).List(ctx, metav1.ListOptions{Limit: 1, FieldSelector: "reason=FailedCreate," +
-			"involvedObject.name=" + set.Name + ",involvedObject.uid=" + string(set.UID)})
-		if err == nil && len(events.Items) > 0 { // without the right to list events, no reason is known
-			return fault.New(fault.Machine, "namespace "+namespace, admits(namespace), "the cluster refuses the agents: %s",
-				text.ClipLine(events.Items[0].Message, maxRefusal))
+		err = c.refusal(ctx, namespace, "involvedObject.uid="+string(set.UID), since, admits(namespace))
+		if s.ObservedGeneration >= set.Generation && err != nil {
+			return err
 		}
 		if err := pace.Sleep(ctx, startPoll); err != nil {
 			return err

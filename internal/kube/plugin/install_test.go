@@ -78,8 +78,8 @@ func TestInstallOverOthers(t *testing.T) {
 func TestInstallRefused(t *testing.T) {
 	cluster := stored{
 		agentSet + "/status": `"status": {"desiredNumberScheduled": 2, "currentNumberScheduled": 1}, `,
-		"/api/v1/namespaces/tare/events": `{"kind": "EventList", "apiVersion": "v1", "items": [{"message":
-			"pods \"tare-agent-\" is forbidden: violates PodSecurity \"baseline:latest\""}]}`,
+		"/api/v1/namespaces/tare/events": `{"kind": "EventList", "apiVersion": "v1", "items": [{"lastTimestamp": "2099-01-01T00:00:00Z",
+			"message": "pods \"tare-agent-\" is forbidden: violates PodSecurity \"baseline:latest\""}, {"message": "older"}]}`,
 	}
 	out, err := run(t, cluster, "install", "--image", "a")
 	if fault.CodeOf(err) != fault.Machine || strings.Count(out, "applied") != 5 ||
