@@ -14,6 +14,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"time"
 
 	appsapi "k8s.io/api/apps/v1"
 	api "k8s.io/api/core/v1"
@@ -190,8 +191,7 @@ func (c *Cluster) Agents(ctx context.Context, s Set) (agents []Agent, err error)
 		of := metav1.GetControllerOf(p)
 		if of != nil && of.UID == s.UID && p.Spec.NodeName != "" && p.DeletionTimestamp == nil {
 			agents = append(agents, Agent{Node: p.Spec.NodeName, Namespace: p.Namespace, Pod: p.Name, Port: s.Port,
-				Failed: notRunning(p), starting: s.Temporary || !isReady(p),
-				temporary: s.Temporary})
+				Failed: notRunning(p), starting: s.Temporary || isNew(p), temporary: s.Temporary})
 		}
 	})
 	return agents, err
@@ -215,9 +215,10 @@ func each[T any](ctx context.Context, list pager.ListPageFunc, selector string, 
 	})
 }
 
-func isReady(p *api.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c api.PodCondition) bool {
-		return c.Type == api.PodReady && c.Status == api.ConditionTrue
+// isNew reports whether a container of a pod started within the last minute, so that it may not listen yet.
+func isNew(p *api.Pod) bool {
+	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s api.ContainerStatus) bool {
+		return s.State.Running != nil && time.Since(s.State.Running.StartedAt.Time) < time.Minute
 	})
 }
 

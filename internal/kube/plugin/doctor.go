@@ -79,12 +79,12 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	add("cluster", true, "Kubernetes %s", version)
 	in := namespaceOf(namespace)
 	set, installed, findErr := c.Find(ctx, namespace)
-	if len(installed) > 0 {
-		in = installed[0].Namespace
+	if set.UID != "" {
+		in = set.Namespace
 	}
 	namespaces := map[string]string{deploy.AgentsNamespace: in, deploy.RunsNamespace: experiments}
 	missing, err := c.Missing(ctx, deploy.WeighRights, namespaces)
-	if len(installed) > 0 {
+	if set.UID != "" {
 		missing = slices.DeleteFunc(missing, agents.Right.Deploys)
 	}
 	switch {
@@ -92,7 +92,7 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 		add("rights", false, "%v", err)
 	case len(missing) > 0:
 		add("rights", false, "missing: %s", agents.Rights(missing))
-	case len(installed) > 0:
+	case set.UID != "":
 		add("rights", true, "all that installed agents need of deploy/kubernetes/weigh.yaml, in %s", in)
 	default:
 		add("rights", true, "all of deploy/kubernetes/weigh.yaml, with temporary agents in %s", in)

@@ -138,8 +138,11 @@ func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration,
 	c.Access = s.access
 	w := &windows{scope: s, c: c, log: log}
 	err := w.look(ctx)
-	if err != nil || len(w.agents) > 0 {
-		return w, cmp.Or(err, w.started(ctx))
+	if err != nil {
+		return nil, err
+	}
+	if w.set.UID != "" {
+		return w, w.started(ctx)
 	}
 	if err = w.deploy(ctx, life); err == nil {
 		w.set = w.temporary.Set
@@ -152,7 +155,7 @@ func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration,
 	return w, nil
 }
 
-// started waits until the installed agents of nodes that are ready have started, which they may just be doing.
+// started waits until installed agents exist, and those of nodes that are ready have started, as they may just be doing.
 func (w *windows) started(ctx context.Context) (err error) {
 	ready := map[string]bool{}
 	for i := range w.nodes {
@@ -160,7 +163,7 @@ func (w *windows) started(ctx context.Context) (err error) {
 	}
 	for deadline, said := time.Now().Add(w.within), false; ; said = true {
 		waits := func(a agents.Agent) bool { return ready[a.Node] && a.NotStarted() }
-		if !slices.ContainsFunc(w.agents, waits) || time.Now().After(deadline) {
+		if len(w.agents) > 0 && !slices.ContainsFunc(w.agents, waits) || time.Now().After(deadline) {
 			return nil
 		}
 		if !said {

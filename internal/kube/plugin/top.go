@@ -86,6 +86,9 @@ func (f *topFlags) check(c *connection) error {
 // show shows windows until the user quits.
 func (f *topFlags) show(cmd *cobra.Command, c *agents.Cluster, terminal *os.File) error {
 	ctx := cmd.Context()
+	if err := f.checkPods(ctx, c); err != nil {
+		return err
+	}
 	w, err := f.open(ctx, c, f.life, cmd.ErrOrStderr())
 	if err != nil {
 		return err
