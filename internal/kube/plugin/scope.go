@@ -155,7 +155,7 @@ func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration,
 	return w, nil
 }
 
-// started waits until installed agents exist, and those of nodes that are ready have started, as they may just be doing.
+// started waits until installed agents exist and those of nodes that are ready have started.
 func (w *windows) started(ctx context.Context) (err error) {
 	ready := map[string]bool{}
 	for i := range w.nodes {

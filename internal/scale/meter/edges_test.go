@@ -230,7 +230,7 @@ func TestCounterReset(t *testing.T) {
 	}
 }
 
-// TestTopGroupRemoved: on v1 the root's counter has what a group used that was removed inside the window, and the ledger
+// TestTopGroupRemoved: on v1 the root's counter has what a group used that was removed inside the window. The ledger
 // says so.
 func TestTopGroupRemoved(t *testing.T) {
 	if cpuHierarchy(t).V2 {
