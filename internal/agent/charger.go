@@ -42,7 +42,8 @@ func (c *charger) charge(l *ledger.Ledger) {
 	l.AddComponents()
 }
 
-// soonest is the least age at which the list of processes is replaced because something began.
+// soonest is the minimum age of the list of processes before a new control group or eBPF program causes it to be
+// replaced.
 const soonest = time.Second
 
 // outdated reports whether the processes must be listed again: the list is old, or a control group or an eBPF program

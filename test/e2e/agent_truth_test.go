@@ -37,7 +37,7 @@ func agentFor(t *testing.T) time.Duration {
 	return d
 }
 
-// plantedProgram is a program that two groups run, with what each of them ran by the kernel's own count.
+// plantedProgram is a program that two groups run, with how long each group has run it by the kernel's own count.
 type plantedProgram struct {
 	*ebpf.Program
 	id   uint32
@@ -74,9 +74,10 @@ func plantPrograms(t *testing.T, n int) []*plantedProgram {
 	return all
 }
 
-// TestAgentTruth: under changing load the budget closes at every scrape; what a group used and what a program ran is
-// what the kernel's own counters say, with no difference where they rest; and the groups that run a program 3:1 pay
-// 3:1, within the interval that the samples give, about as often as the interval promises.
+// TestAgentTruth: under changing load, the lines of the CPU budget add up to the capacity at every scrape. The CPU time
+// of groups and the run time of programs equal the kernel's own counters exactly, because neither runs during a scrape.
+// Two groups that run a program in the ratio 3:1 are charged 3:1, within the confidence interval of the samples, about
+// as often as that interval promises.
 func TestAgentTruth(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)
@@ -161,8 +162,9 @@ func TestAgentTruth(t *testing.T) {
 	checkSplit31(t, last.scrape, planted, paths)
 }
 
-// TestAgentDuty: with run statistics on for 10 s of 60, what each of 20 programs ran in truth is within the stated
-// error about as often as the error promises. Here, but not in the agent, they are counted all the time.
+// TestAgentDuty: if the agent has run statistics on for 10 s of every 60, its run time for each of 20 programs is
+// within the stated error of the true one about as often as that error promises. The test itself keeps run statistics
+// on all the time, to know the true run times.
 func TestAgentDuty(t *testing.T) {
 	long.Test(t, "waits for five cycles of a minute: 6 minutes")
 	leavesNothing(t)
@@ -177,8 +179,9 @@ func TestAgentDuty(t *testing.T) {
 	planted := plantPrograms(t, 20)
 	a := startAgent(t, "--bpf-stats", "10s/60s").serving(t)
 
-	// Each program has a load that changes every second, and for every other one it comes in bursts of ten seconds.
-	const second, burst = 1500, 10 // runs
+	// Each program runs a random number of times each second. Every other program does so only in bursts: at random, it
+	// pauses for ten seconds at a time.
+	const second, burst = 1500, 10 // the most runs in a second; length of a burst in seconds
 	random := rand.New(rand.NewPCG(1, 6))
 	bursts := make([]bool, len(planted))
 	until := time.Now().Add(5*time.Minute + 20*time.Second)
@@ -220,7 +223,7 @@ func TestAgentDuty(t *testing.T) {
 	}
 }
 
-// TestAgentRules: the rules of the configuration charge what metrics show, and what windows show.
+// TestAgentRules: the rules of the configuration apply both to the metrics and to the ledgers of windows.
 func TestAgentRules(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)
@@ -266,7 +269,7 @@ func TestAgentRules(t *testing.T) {
 
 func nanoseconds(s float64) int64 { return int64(math.Round(s * 1e9)) }
 
-// checkSplit31 holds what the two groups pay of each program against what they ran.
+// checkSplit31 checks how each program's time is split between the two groups against how long each group ran it.
 func checkSplit31(t *testing.T, s *scrape, planted []*plantedProgram, paths [2]string) {
 	t.Helper()
 	inside, split := 0, 0
@@ -295,7 +298,7 @@ func checkSplit31(t *testing.T, s *scrape, planted []*plantedProgram, paths [2]s
 		t.Skipf("needs a machine whose processor is sampled: %d of %d programs have %d samples", split, len(planted),
 			attribution.MinSamples)
 	}
-	// Fewer than that many of the intervals hold the truth once in 1000 times, if each does 19 times of 20.
+	// chance is the probability that at most this many intervals hold the truth, if each does so with probability 0.95.
 	if chance := (distuv.Binomial{N: float64(split), P: 0.95}).CDF(float64(inside)); chance < 0.001 {
 		t.Errorf("%d of %d intervals of 95 %% hold the truth", inside, split)
 	}

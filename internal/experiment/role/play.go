@@ -31,14 +31,15 @@ func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) er
 	return nil
 }
 
-// Work runs a load, or a subject that works: it sends the ready message, waits for the start, calls run, sends the
-// result, and waits until the parent closes its end of conn. If the parent closes earlier, Work ends without an error.
+// Work runs a load, or a subject that works by itself, without a load: it sends the ready message, waits for the start,
+// calls run, sends the result, and waits until the parent closes its end of conn. If the parent closes earlier, Work
+// ends without an error.
 func Work[R any](ctx context.Context, conn *Conn, ready any, run func(context.Context, Schedule) (R, error)) error {
 	return WorkThenStalls(ctx, conn, ready, run, nil)
 }
 
-// Together runs functions concurrently until ctx ends or one of them returns. It stops the others through their context
-// and by one call of the function end, and returns the errors of all.
+// Together runs functions concurrently until ctx ends or one of them returns. It then cancels the context of the
+// others, calls end once, waits for them, and returns all errors joined.
 func Together(ctx context.Context, end func(), all ...func(context.Context) error) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -9,9 +9,9 @@ import (
 	"tare/test/long"
 )
 
-// TestTrialSizesBySimulation: how often the interval of a pooled share covers it if trials have different sizes, if
-// the share grows with the size, or if the counted events come in bursts with a heavy tail (Pareto), and how often
-// there is a warning that the interval may be too narrow.
+// TestTrialSizesBySimulation measures how often the interval of a pooled share covers the true share, and how often
+// there is a warning that the interval may be too narrow, if trials have different sizes, if the share grows with the
+// size, or if the counted events come in bursts with a heavy tail (Pareto).
 func TestTrialSizesBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| setting | trials | covers % | width | said % | misses unsaid % | far off % |")
@@ -58,7 +58,7 @@ func TestTrialSizesBySimulation(t *testing.T) {
 		{"Pareto bursts, 1.2", bursts(1.2, 3), 79, 100, 7, 7},
 		{"Pareto bursts, 1.5", bursts(1.5, 3), 87, 100, 7, 7},
 		{"Pareto bursts, 2.1", bursts(2.1, 3), 93, 100, 7, 7},
-		// A few trials in which no large burst occurred look alike.
+		// With few trials, it happens that none has a large burst: then they look alike, and there is no warning.
 		{"ten Pareto bursts, 1.2", bursts(1.2, 10), 82, 100, 8, 13},
 		{"ten Pareto bursts, 1.5", bursts(1.5, 10), 87, 100, 8, 10},
 	} {

@@ -72,7 +72,7 @@ type response struct {
 type item struct {
 	typeURL string
 	value   []byte // a slice of the message: keeping it would keep the whole message
-	name    string // delta, or from a wrapper
+	name    string // only with deltas, or if the resource came in a wrapper with a time to live
 	version string // delta only
 	ttl     bool
 

@@ -20,8 +20,8 @@ type Course struct {
 	record.Series
 }
 
-// whatShows returns, for each planned trial, the first attempt that did not fail, marked as valid: gates void metrics,
-// but what control groups were charged is right nevertheless.
+// whatShows returns, for each planned trial, the first attempt that did not fail, marked as valid: a tripped gate (a
+// condition of validity) voids a trial's metrics, but not what its control groups were charged.
 func whatShows(trials []record.Trial) []record.Trial {
 	type planned struct {
 		index int

@@ -36,7 +36,8 @@ func TestFewerBlocks(t *testing.T) {
 	}
 }
 
-// TestHistoryEnds: the first and the last run are those of the history, and not those that have the metric.
+// TestHistoryEnds: the columns "first" and "last" are for the first and the last run of the history, even if those runs
+// lack the metric.
 func TestHistoryEnds(t *testing.T) {
 	points := []comparison.Point{{Run: 0, Value: 1.1}, {Run: 1, Value: 1.2}, {Run: 2, Value: 1.3}}
 	for _, tt := range []struct {

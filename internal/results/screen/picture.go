@@ -35,7 +35,7 @@ type Table struct {
 	Columns []Column                   // before the name of a row; the history shows the first
 	Last    string                     // title of the column of names
 	None    string                     // text if there are no rows
-	Tree    bool                       // the rows below a row are things of the same kind, and count
+	Tree    bool                       // the rows below a row are things of the same kind, and are counted as well
 	Amount  func(value float64) string // formats a value of the history
 }
 

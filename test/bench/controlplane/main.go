@@ -1,20 +1,21 @@
-// Command controlplane weighs a control plane under a fleet of light proxies, each with a separate connection: this
-// project's, or go-control-plane's snapshot cache with the same mesh. The control plane runs in a separate process.
-// Each service is served by some of the proxies and called by those of the next ten services, by policy, so that a
-// proxy receives eleven services however large the mesh is.
+// Command controlplane measures a control plane that serves a fleet of light proxies, each with its own connection. The
+// control plane is this project's, or go-control-plane's snapshot cache with the same mesh, and runs in a separate
+// process. Each service is served by some of the proxies and, by policy, called by the proxies of the next ten
+// services, so a proxy receives eleven services however large the mesh is.
 //
-//	go run ./test/bench/controlplane [-plane own|snapshot] [-proxies 10000] [-services 1000] [-world] [-tls] [-storms 5]
+//	go run ./test/bench/controlplane [-plane own|snapshot] [-proxies 10000] [-services 1000] [-world] [-tls]
+//		[-changes 50] [-storms 5]
 //
-// With -storms N, all proxies disconnect and connect again at once, N times as they are, and in turn N times with one
-// in a hundred slow and one in a hundred asking for more without end. Both times are given until all proxies but the
-// slow ones have everything.
+// With -storms N, all proxies disconnect and reconnect at once, 2N times: alternately all well-behaved, and with one in
+// a hundred slow and one in a hundred endlessly asking for more. The time of a storm leaves out the last 1 % of proxies
+// (the slow ones, if there are any) and those that ask endlessly.
 //
 // With -tls, which only the project's own control plane supports, proxies connect by mutual TLS and get secrets by
 // discovery.
 //
-// It prints a line of JSON: times in seconds, memory in bytes. Both collect garbage as the project's does. Memory is
-// what is resident: without proxies after a collection, and otherwise once the process has settled by itself. The
-// figures are those of one run, without intervals.
+// It prints one line of JSON, with times in seconds and memory in bytes. Both control planes limit their garbage in the
+// same way (controlplane.BoundGarbage). Memory is resident memory: memory_idle after a forced collection, the other
+// values once the process has settled by itself. The figures are those of one run, without intervals.
 package main
 
 import (
@@ -55,7 +56,7 @@ type options struct {
 	proxies, services int
 	world, tls        bool
 	changes, storms   int
-	credentials       string // directory, where tls
+	credentials       string // directory of the proxies' credentials; used only with tls
 }
 
 func main() {
@@ -84,7 +85,7 @@ func main() {
 	}
 }
 
-// ring is the mesh.
+// ring returns the mesh that the options describe.
 func (o options) ring() ring.Mesh {
 	m := ring.Mesh{Services: o.services, Proxies: o.proxies, Calls: calls}
 	if o.tls {
@@ -104,8 +105,8 @@ func markOf(a *endpointv3.ClusterLoadAssignment) fleet.Mark {
 // setter makes a change, given by its number, to one service.
 type setter func(service, change int) error
 
-// serve is the control plane's process: it prints its address, then for each line "SERVICE CHANGE" the time at which it
-// began, ns by pace.Now. "0 0" collects garbage first.
+// serve runs as the control plane's process: it prints its address, then for each line "SERVICE CHANGE" the times at
+// which the change began and ended, in ns by pace.Now. For "0 0" it collects garbage instead.
 func (o options) serve(options) error {
 	defer controlplane.BoundGarbage()()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -368,7 +369,8 @@ func weigh(o options) (err error) {
 	return json.NewEncoder(os.Stdout).Encode(result)
 }
 
-// storm has all proxies connect again at once, in turn with and without some of bad manners.
+// storm has all proxies reconnect at once, again and again: alternately with all well-behaved, and with some
+// misbehaving.
 func (o options) storm(ctx context.Context, p *plane, f *fleet.Fleet, result map[string]any) error {
 	good := func(int) fleet.Manner { return fleet.Manner{} }
 	bad := func(i int) fleet.Manner {
@@ -396,7 +398,7 @@ func (o options) storm(ctx context.Context, p *plane, f *fleet.Fleet, result map
 		if err != nil {
 			return err
 		}
-		// The slow ones, a hundredth, are the last.
+		// Leave out the last hundredth of the proxies: in storms with slow ones, those are the slow ones.
 		took[n%2 == 1] = append(took[n%2 == 1], float64(at[len(at)-1-o.proxies/100]-began)/1e9)
 		if n%2 == 1 {
 			memory, err := p.settled()
@@ -412,7 +414,8 @@ func (o options) storm(ctx context.Context, p *plane, f *fleet.Fleet, result map
 	return nil
 }
 
-// change makes changes of one service after the other.
+// change changes one service at a time, and measures how long each change takes to reach the proxies that call the
+// service.
 func (o options) change(ctx context.Context, p *plane, f *fleet.Fleet, put func(string, float64)) error {
 	var first, median, last, answered, set []float64
 	before, err := p.cpu()

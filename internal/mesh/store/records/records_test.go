@@ -12,7 +12,7 @@ import (
 	"tare/test/storetest"
 )
 
-// written is a tree in memory, written step by step as by a store.
+// written holds a tree in memory, written step by step as a store would write it.
 type written struct {
 	records map[uint32][]byte
 	top     []byte

@@ -26,7 +26,7 @@ type netAttachment struct {
 	program uint32
 	kind    string // "xdp", "tc", "tcx", "netkit"
 	ifindex uint32
-	device  string // name of the interface
+	device  string // name of the interface, or "action N" for a tc action
 	hook    string // may be empty
 }
 
@@ -47,7 +47,7 @@ func onNetwork(types map[uint32]bool) bool {
 }
 
 // netAttachments finds attachments of programs of these types at the interfaces of the calling thread's network
-// namespace. After an error, it has found what it could.
+// namespace. It goes on after an error, and returns the first error and the number of others.
 func netAttachments(ifaces map[uint32]device, types map[uint32]bool, found func(netAttachment)) error {
 	var errs []error
 	for index, d := range ifaces {
@@ -235,7 +235,7 @@ func (v *Inventory) namespaces() ([]namespace, error) {
 		case err == nil && !seen[n]:
 			seen[n] = true
 			out = append(out, namespace{path, n})
-		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH): // it is gone
+		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH): // already seen, or gone
 		default:
 			first = cmp.Or(first, err)
 			hidden = append(hidden, dir)

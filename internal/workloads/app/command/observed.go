@@ -53,7 +53,8 @@ func (o *observed) Begun(context.Context, role.Schedule) error { return o.existi
 // Close ends the check.
 func (o *observed) Close() error { return o.existing.Close() }
 
-// After returns an error if the observed program has ended during the trial.
+// After returns an error if the observed program ended or was restarted during the trial. It warns about processes that
+// left the program's control group, or that may have done so unseen.
 func (o *observed) After(context.Context) error {
 	if err := o.existing.Refresh(); err != nil {
 		return err

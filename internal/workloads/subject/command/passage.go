@@ -12,8 +12,8 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// lookFirst is the time until the first check for connections. The time doubles after each check, because a check costs
-// CPU time in the window, while a load can bypass the address at any time.
+// lookFirst is the delay before the first check for connections. The delay doubles after each check: checks cost CPU
+// time in the window, but must go on, because a load can start to bypass the address at any time.
 const lookFirst = 100 * time.Millisecond
 
 // passage determines whether connections are made to an address. It checks this machine's sockets until it has seen a
@@ -22,8 +22,8 @@ type passage struct {
 	port   uint16
 	before map[process.Connection]bool // connections from before the loads, such as those of readiness checks
 
-	// past returns the name of a load that bypasses the address, or "" if none was seen to. The function itself is nil if
-	// no load can be seen.
+	// past returns the name of a load that was seen to bypass the address, or "". It is nil if there is no load whose
+	// connections can be checked.
 	past func() string
 
 	mu     sync.Mutex
