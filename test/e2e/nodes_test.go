@@ -95,7 +95,7 @@ func TestLocalNodes(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
 	dir := filepath.Join(t.TempDir(), "out")
-	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 1, "300ms")), "--local-nodes", "3", "--out",
+	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 1, "2s")), "--local-nodes", "3", "--out",
 		dir}, timeout: 3 * time.Minute}.start(t)
 	o := p.wait(t)
 	// on a machine that is busy beside it, counters may be read too late, and trials be invalid
