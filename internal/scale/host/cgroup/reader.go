@@ -49,11 +49,12 @@ type node struct {
 // tree is what a Reader knows about one hierarchy.
 type tree struct {
 	*Hierarchy
-	dir   int // descriptor of the mount
-	nodes map[string]*node
-	usage bool // CPU time of groups is read here (v1)
-	quota bool // their throttling is read here (v1)
-	bytes bool // their memory is read here
+	dir    int // descriptor of the mount
+	nodes  map[string]*node
+	inodes map[uint64]*node // the same by inode
+	usage  bool             // CPU time of groups is read here (v1)
+	quota  bool             // their throttling is read here (v1)
+	bytes  bool             // their memory is read here
 }
 
 // file is one file of one group.
@@ -211,7 +212,7 @@ func newReader(l *Layout, tops []string, readable bool) (*Reader, error) {
 			r.Close()
 			return nil, fmt.Errorf("opening the control groups at %s: %w", h.Mount, err)
 		}
-		r.trees = append(r.trees, &tree{Hierarchy: h, dir: fd, nodes: map[string]*node{},
+		r.trees = append(r.trees, &tree{Hierarchy: h, dir: fd, nodes: map[string]*node{}, inodes: map[uint64]*node{},
 			usage: h == cpuacct, quota: h == cpu, bytes: h == memory})
 	}
 	if cpuacct != nil && !cpuacct.V2 {
@@ -336,7 +337,7 @@ func (r *Reader) Forget() {
 	}
 	r.live, r.watched = maps.Collect(maps.All(r.live)), maps.Collect(maps.All(r.watched))
 	for _, t := range r.trees {
-		t.nodes = maps.Collect(maps.All(t.nodes))
+		t.nodes, t.inodes = maps.Collect(maps.All(t.nodes)), maps.Collect(maps.All(t.inodes))
 	}
 }
 
@@ -410,7 +411,7 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 		r.groups = append(r.groups, g)
 	}
 	n := &node{tree: t, group: g, rel: rel, ino: ino, dir: -1, pass: r.pass}
-	t.nodes[rel] = n
+	t.nodes[rel], t.inodes[ino] = n, n
 	g.nodes = append(g.nodes, n)
 	g.Renamed = g.Renamed || before != nil
 	r.equip(g, n)
@@ -422,12 +423,7 @@ func (r *Reader) renamed(t *tree, ino uint64) *node {
 	if r.pass <= 1 || t.V2 || !t.usage {
 		return nil
 	}
-	for _, n := range t.nodes {
-		if n.ino == ino {
-			return n
-		}
-	}
-	return nil
+	return t.inodes[ino]
 }
 
 // made returns the latest time at which a directory can have been created: kernfs dates an inode at its first lookup
@@ -503,6 +499,9 @@ func (r *Reader) lose(n *node) {
 	r.release(n.group.cpu, n)
 	if n.tree.nodes[n.rel] == n {
 		delete(n.tree.nodes, n.rel)
+	}
+	if n.tree.inodes[n.ino] == n {
+		delete(n.tree.inodes, n.ino)
 	}
 	g := n.group
 	for _, o := range g.nodes { // usually all of them are removed together
