@@ -138,7 +138,7 @@ func TestPlugin(t *testing.T) {
 	began := time.Now()
 	c := p.weigh(t, 0, "--for", "5s", "--by", "container")
 	t.Logf("weighed in %v", time.Since(began))
-	p.nothingLeft(t, 0)
+	p.nothingLeft(t, 5*time.Second)
 	if c.Answered != 3 || c.Asked != 3 {
 		t.Fatalf("%d of %d nodes answered", c.Answered, c.Asked)
 	}
@@ -221,7 +221,7 @@ func (p *plugin) top(t *testing.T) {
 	m.Until("- n")
 	m.Keys("q")
 	m.Restored("0")
-	p.nothingLeft(t, 0)
+	p.nothingLeft(t, 5*time.Second)
 }
 
 // TestNodesWithoutAnswer: a node whose agent ends during the window, one that is cut off and one whose answer trickles
@@ -346,7 +346,7 @@ func TestInterrupted(t *testing.T) {
 		if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 1 {
 			t.Errorf("interrupted after %v: %v, want exit code 1", after, err)
 		}
-		p.nothingLeft(t, 0)
+		p.nothingLeft(t, 5*time.Second)
 	}
 }
 
@@ -422,7 +422,7 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 		t.Errorf("doctor: exit code %d\n%s", code, out)
 	}
 	p.weigh(t, 0, "--for", "1s", "--as", "weigher")
-	p.nothingLeft(t, 0)
+	p.nothingLeft(t, 5*time.Second)
 	if out, _, code := p.tare("clean", "--as", "weigher"); code != 0 || out != "nothing to remove\n" {
 		t.Errorf("clean: exit code %d\n%s", code, out)
 	}
@@ -445,7 +445,7 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	if code != 4 || !strings.Contains(errs, "ErrImage") && !strings.Contains(errs, "ImagePull") {
 		t.Errorf("an image that is not there: exit code %d\n%s", code, errs)
 	}
-	p.nothingLeft(t, 0)
+	p.nothingLeft(t, 5*time.Second)
 
 	// Installed agents.
 	if out, errs, code := p.tare("install", "--image", agentImage); code != 0 || strings.Count(out, "applied") != 5 {

@@ -146,7 +146,7 @@ func (c *Cluster) removeUnknown(ctx context.Context, o Owner) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 	defer cancel()
 	if j, err := c.job(ctx, o.What, o.Namespace, o.Name, o.Run); err == nil && j.UID != "" {
-		_ = c.removeJob(ctx, j, exactly(j.UID))
+		_ = c.batch.Jobs(j.Namespace).Delete(ctx, j.Name, exactly(j.UID)) // nothing belongs to it yet
 	}
 }
 
@@ -176,8 +176,11 @@ func selecting(what ...string) metav1.ListOptions {
 		managedLabel, Manager)}
 }
 
-// removeJob removes a Job. The garbage collector then removes everything that belongs to it.
-func (c *Cluster) removeJob(ctx context.Context, j Job, how metav1.DeleteOptions) error {
+// removeJob has the garbage collector remove a Job and everything that belongs to it. The Job is left until the
+// garbage collector acts, so that Leftovers finds what belongs to it where that is off.
+func (c *Cluster) removeJob(ctx context.Context, j Job) error {
+	how := exactly(j.UID)
+	how.PropagationPolicy = new(metav1.DeletePropagationForeground)
 	return Removed(c.batch.Jobs(j.Namespace).Delete(ctx, j.Name, how))
 }
 
@@ -317,7 +320,7 @@ func (c *Cluster) RemoveAgents(ctx context.Context, j Job) error {
 // remove removes temporary agents. The Job comes first: the garbage collector also removes objects that are created
 // for it from now on, because their owner does not exist.
 func (c *Cluster) remove(ctx context.Context, j Job) error {
-	return refused(cmp.Or(c.removeJob(ctx, j, exactly(j.UID)), c.removeSets(ctx, j)), "removing agents")
+	return refused(cmp.Or(c.removeJob(ctx, j), c.removeSets(ctx, j)), "removing agents")
 }
 
 // removeSets removes the DaemonSets of a Job. Their pods end sooner than by the garbage collector.
@@ -338,7 +341,7 @@ func (c *Cluster) removeSets(ctx context.Context, j Job) error {
 type Leftover struct {
 	Job        // has no UID if it is gone, and only other objects are left
 	Run   bool // an experiment's objects, not agents
-	Ended bool // their lifetime is over, so the cluster should have removed them
+	Ended bool // their lifetime is over or they were removed, so the cluster should have removed them
 }
 
 // Leftovers returns all temporary agents and all objects of experiments in a namespace, or in the cluster if namespace
@@ -375,7 +378,7 @@ func (c *Cluster) Leftovers(ctx context.Context, namespace string) (all []Leftov
 			continue
 		}
 		all = append(all, Leftover{Job: Job{m.Namespace, m.Name, m.UID}, Run: m.Labels[nameLabel] == RunName,
-			Ended: now.After(m.CreationTimestamp.Add(time.Duration(seconds) * time.Second))})
+			Ended: m.DeletionTimestamp != nil || now.After(m.CreationTimestamp.Add(time.Duration(seconds)*time.Second))})
 	}
 	for _, m := range others {
 		key := [2]string{m.Namespace, m.Labels[InstanceLabel]}
@@ -395,9 +398,7 @@ func (c *Cluster) Clean(ctx context.Context, l Leftover) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanWithin)
 	defer cancel()
 	if l.UID != "" {
-		how := exactly(l.UID) // leaves the Job until the garbage collector acts, so that Leftovers finds it again
-		how.PropagationPolicy = new(metav1.DeletePropagationForeground)
-		err := cmp.Or(c.removeCoordinator(ctx, l.Job), c.removeJob(ctx, l.Job, how), c.removeSets(ctx, l.Job))
+		err := cmp.Or(c.removeCoordinator(ctx, l.Job), c.removeJob(ctx, l.Job), c.removeSets(ctx, l.Job))
 		if err != nil {
 			return refused(err, "removing "+l.Namespace+"/"+l.Name)
 		}
@@ -427,7 +428,7 @@ func (c *Cluster) Clean(ctx context.Context, l Leftover) error {
 // RemoveRun removes the Job of a run and, at once, its coordinator's pod. The garbage collector removes everything else
 // that belongs to the Job. This includes the Secret, because who owns it cannot be seen without the right to read it.
 func (c *Cluster) RemoveRun(ctx context.Context, run Job) error {
-	return cmp.Or(c.removeCoordinator(ctx, run), c.removeJob(ctx, run, exactly(run.UID)))
+	return cmp.Or(c.removeCoordinator(ctx, run), c.removeJob(ctx, run))
 }
 
 // removeCoordinator removes the coordinator's pod of a run. The garbage collector would give it more time to end.

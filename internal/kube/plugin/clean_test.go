@@ -349,6 +349,25 @@ func TestCleanAlone(t *testing.T) {
 	s.has(t)
 }
 
+// TestCleanFindsRemoved: without a garbage collector, clean finds what attach has left of a run, its Secret, although
+// the time of the run is not over.
+func TestCleanFindsRemoved(t *testing.T) {
+	s := apiServer{}
+	s.addRun("jobs/shop/tare-aaaaaa", "kube-system/tare-agent-aaaaa")
+	s["jobs/shop/tare-aaaaaa"].SetCreationTimestamp(metav1.Now())
+	s.addOurs("secrets/shop/tare-aaaaaa", "jobs/shop/tare-aaaaaa", "tare-run", nil)
+	s.addAgents("tare-agent-aaaaa", "shop/tare-aaaaaa")
+	if _, err := run(t, s, "attach", "-n", "shop"); fault.CodeOf(err) != fault.Invalid {
+		t.Fatal(err)
+	}
+	left, errs := clean(t, s)
+	if len(left) != 2 || len(errs) != 2 || !left[0].Ended || !left[1].Ended {
+		t.Errorf("%+v, %v", left, errs)
+	}
+	s.collect()
+	s.has(t)
+}
+
 // clientOf returns a client of a cluster that h simulates.
 func clientOf(t *testing.T, h http.Handler) *agents.Cluster {
 	t.Helper()
