@@ -8,6 +8,8 @@ import (
 	"os/signal"
 	"regexp"
 	"runtime/debug"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -97,6 +99,15 @@ type connection struct {
 // one.
 var credentials = []string{clientcmd.FlagBearerToken, clientcmd.FlagUsername, clientcmd.FlagPassword,
 	clientcmd.FlagProxyURL}
+
+// unrecorded returns the names of the flags that the record of a run must not have: credentials, and --server if it
+// contains some, as in https://user:password@host.
+func (c *connection) unrecorded() []string {
+	if strings.Contains(c.overrides.ClusterInfo.Server, "@") {
+		return append(slices.Clone(credentials), clientcmd.FlagAPIServer)
+	}
+	return credentials
+}
 
 func (c *connection) register(f *pflag.FlagSet) {
 	c.rules = clientcmd.NewDefaultClientConfigLoadingRules()

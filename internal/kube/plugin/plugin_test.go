@@ -192,6 +192,22 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
+// TestServerWithPassword: an address of the API server stays in the record of a run only if it has no password.
+func TestServerWithPassword(t *testing.T) {
+	for server, want := range map[string]bool{"https://k8s.example.com:6443": true, "": true,
+		"https://ann:secret@k8s.example.com": false, "ann:secret@k8s.example.com": false} {
+		var c connection
+		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+		c.register(fs)
+		if err := fs.Parse([]string{"--server", server}); err != nil {
+			t.Fatal(err)
+		}
+		if got := !slices.Contains(c.unrecorded(), "server"); got != want {
+			t.Errorf("--server %s: recorded: %v", server, got)
+		}
+	}
+}
+
 // TestFlagsInHelp: a command lists its own flags, and only the root command lists those of kubectl.
 func TestFlagsInHelp(t *testing.T) {
 	help := func(args ...string) string {

@@ -39,7 +39,7 @@ type runFlags struct {
 }
 
 func newRun(c *connection) *cobra.Command {
-	f := runFlags{Flags: session.Flags{Unrecorded: credentials}}
+	var f runFlags
 	cmd := &cobra.Command{
 		Use:   "run NAME|FILE.yaml",
 		Short: "Run an experiment in pods, print its answer, and write the run directory",
@@ -79,6 +79,7 @@ kubectl-tare too.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			f.Unrecorded = c.unrecorded()
 			if err := f.Check(cmd.Flags()); err != nil {
 				return err
 			}
