@@ -4,9 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	appsapi "k8s.io/api/apps/v1"
+	api "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -15,6 +18,7 @@ import (
 
 	"tare/deploy"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
 )
@@ -89,68 +93,97 @@ func ownLabel(o *unstructured.Unstructured) string {
 	return managedLabel
 }
 
-// Install installs tare-agent on every node permanently, or updates it. It calls say with each object that it has
-// applied. A namespace that it has not created stays as it is; if another object is not its own, it changes nothing and
-// returns an error. It is also an error if the cluster then refuses to create the agents' pods.
-func (c *Cluster) Install(ctx context.Context, namespace, image string, say func(what string)) error {
+// Install installs tare-agent on every node permanently, or updates it, and returns when it began by the API server's
+// clock. It calls say with each object that it has applied. A namespace that it has not created stays as it is; if
+// another object is not its own, it changes nothing and returns an error.
+func (c *Cluster) Install(ctx context.Context, namespace, image string, say func(what string)) (
+	began time.Time, err error,
+) {
 	all, err := objects(namespace, image)
 	if err != nil {
-		return err
+		return began, err
 	}
 	var own []*unstructured.Unstructured
 	for _, o := range all {
 		theirs, err := c.isTheirs(ctx, o)
 		if err != nil {
-			return err
+			return began, err
 		}
 		if !theirs {
 			own = append(own, o)
 		}
 	}
-	began, err := c.now(ctx)
-	if err != nil {
-		return err
+	if began, err = c.now(ctx); err != nil {
+		return began, err
 	}
 	for _, o := range own {
 		r, err := c.resource(o)
 		if err != nil {
-			return err
+			return began, err
 		}
 		if _, err := r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: Manager}); err != nil {
 			if apierrors.IsConflict(err) {
-				return fault.Wrap(err, fault.Usage, "", byOthers, "%s is managed by another tool", nameOf(o))
+				return began, fault.Wrap(err, fault.Usage, "", byOthers, "%s is managed by another tool", nameOf(o))
 			}
-			return refused(err, "installing "+nameOf(o))
+			return began, refused(err, "installing "+nameOf(o))
 		}
 		say(nameOf(o))
 	}
-	return c.created(ctx, namespace, began)
+	return began, nil
 }
 
-// createdWithin is how long Install waits for the agents' pods.
-const createdWithin = 10 * time.Second
-
-// created waits for a limited time until the installed agents have a pod for every node. If the cluster has refused one
-// since the given time, the error has its reason.
-func (c *Cluster) created(ctx context.Context, namespace string, since time.Time) error {
-	for began := time.Now(); time.Since(began) < createdWithin; {
+// WaitInstalled waits for a limited time until the agent of each node is ready and none is of an earlier installation.
+// Otherwise, the error names nodes without such an agent, or, if the cluster has refused to create one since the given
+// time, has the cluster's reason.
+func (c *Cluster) WaitInstalled(ctx context.Context, namespace string, since time.Time, within time.Duration) error {
+	for began := time.Now(); ; {
 		set, err := c.apps.DaemonSets(namespace).Get(ctx, installedName, metav1.GetOptions{})
 		if err != nil {
 			return refused(err, "looking for the agents")
 		}
 		s := &set.Status
-		if s.ObservedGeneration >= set.Generation && s.CurrentNumberScheduled >= s.DesiredNumberScheduled {
+		observed := s.ObservedGeneration >= set.Generation
+		created := s.CurrentNumberScheduled >= s.DesiredNumberScheduled
+		ready := min(s.UpdatedNumberScheduled, s.NumberReady)
+		switch {
+		case observed && created && ready >= s.DesiredNumberScheduled:
 			return nil
+		case observed && !created:
+			err = c.refusal(ctx, namespace, "involvedObject.uid="+string(set.UID), since, admits(namespace))
 		}
-		err = c.refusal(ctx, namespace, "involvedObject.uid="+string(set.UID), since, admits(namespace))
-		if s.ObservedGeneration >= set.Generation && err != nil {
+		if err != nil {
 			return err
+		}
+		if time.Since(began) >= within {
+			state := "the cluster has created no agents"
+			if observed {
+				state = fmt.Sprintf("%d of %d nodes have an agent that is ready%s", ready, s.DesiredNumberScheduled,
+					c.unready(ctx, set))
+			}
+			return fault.New(fault.Machine, "namespace "+namespace, fmt.Sprintf("look with kubectl tare doctor, or kubectl "+
+				"describe daemonset/%s -n %s", installedName, namespace), "after %v, %s", within, state)
 		}
 		if err := pace.Sleep(ctx, startPoll); err != nil {
 			return err
 		}
 	}
-	return nil
+}
+
+// unready describes the agents that exist and are not ready.
+func (c *Cluster) unready(ctx context.Context, set *appsapi.DaemonSet) (all string) {
+	var nodes lists.Groups[string, string]
+	_ = c.eachPod(ctx, set.Namespace, metav1.FormatLabelSelector(set.Spec.Selector), func(p *api.Pod) {
+		ready := slices.ContainsFunc(p.Status.Conditions, func(c api.PodCondition) bool {
+			return c.Type == api.PodReady && c.Status == api.ConditionTrue
+		})
+		if of := metav1.GetControllerOf(p); of != nil && of.UID == set.UID && !ready {
+			nodes.Add(cmp.Or(notRunning(p), "its agent does not answer"), cmp.Or(p.Spec.NodeName, "(no node yet)"))
+		}
+	}) // without the right to list pods, only their number is known
+	for why, of := range nodes.All() {
+		all += "; " + text.ClipLine(strings.Join(of, ", "), maxReason) + ": " + text.ClipLine(why, maxReason)
+	}
+	return text.ClipLine(all, maxRefusal)
 }
 
 // admits returns a hint on how to have agents admitted that a namespace refuses.

@@ -2,10 +2,12 @@ package plugin
 
 import (
 	"cmp"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"tare/internal/kube/agents"
+	"tare/internal/lib/fault"
 )
 
 // temporaryNamespace is where temporary agents run. It exists in every cluster, and usually only administrators can
@@ -27,4 +29,17 @@ func registerAgents(f *pflag.FlagSet, image, namespace *string) {
 	f.StringVar(image, "image", "", "image of tare-agent where it is not installed; the nodes must be able to pull it")
 	f.StringVar(namespace, "agents-namespace", "", "namespace in which agents are looked for (default all), and "+
 		"in which temporary ones run (default "+temporaryNamespace+")")
+}
+
+// registerWithin adds --start-within.
+func registerWithin(f *pflag.FlagSet, within *time.Duration) {
+	f.DurationVar(within, "start-within", time.Minute, "time for agents to start")
+}
+
+// checkStart returns an error for a value of --start-within that is too short or too long.
+func checkStart(within time.Duration) error {
+	if within < time.Second || within > 10*time.Minute {
+		return fault.New(fault.Usage, "--start-within "+within.String(), "", "it must be 1s to 10m")
+	}
+	return nil
 }

@@ -3,6 +3,7 @@ package plugin
 import (
 	"cmp"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,30 +19,43 @@ func init() {
 
 func newInstall(c *connection) *cobra.Command {
 	var image string
+	var within time.Duration
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install tare-agent on every node, for Prometheus and for 'kubectl tare weigh'",
 		Long: `Install applies the manifests of deploy/kubernetes: a DaemonSet of tare-agent with the rights of docs/security.md,
 its configuration and a Service, in the namespace "tare" or that of -n. It creates the namespace, with the Pod Security
 level "privileged"; one that exists stays as it is. Applying them again, also with another image, changes what is
-installed. Where Helm or others have installed any of these objects, it changes nothing, and the exit code is 2. If the
-cluster refuses to create the agents' pods, the exit code is 3.`,
+installed. Where Helm or others have installed any of these objects, it changes nothing, and the exit code is 2.
+
+It waits until the agents are ready. If the cluster refuses to create their pods, or some are not ready in time, what is
+installed stays, and the exit code is 3.`,
 		Example: `  kubectl tare install --image registry.example.com/tare-agent:0.1.0
-  kubectl -n tare rollout status daemonset/tare-agent`,
+  kubectl tare install --image registry.example.com/tare-agent:0.2.0 --start-within 10m`,
 		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if image == "" {
 				return fault.New(fault.Usage, "--image", "docs/kubernetes.md says how to make it", "name the image of tare-agent")
 			}
+			if err := checkStart(within); err != nil {
+				return err
+			}
 			client, err := c.open()
 			if err != nil {
 				return err
 			}
-			return client.Install(cmd.Context(), cmp.Or(c.overrides.Context.Namespace, agents.InstalledNamespace), image,
+			namespace := cmp.Or(c.overrides.Context.Namespace, agents.InstalledNamespace)
+			began, err := client.Install(cmd.Context(), namespace, image,
 				func(what string) { fmt.Fprintln(cmd.OutOrStdout(), "applied", what) })
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "tare: waiting for the agents to be ready, for %v at most\n", within)
+			return client.WaitInstalled(cmd.Context(), namespace, began, within)
 		},
 	}
 	cmd.Flags().StringVar(&image, "image", "", "image of tare-agent, which the nodes must be able to pull")
+	registerWithin(cmd.Flags(), &within)
 	return cmd
 }
 

@@ -89,6 +89,39 @@ func TestInstallRefused(t *testing.T) {
 	}
 }
 
+// TestInstallNotReady: if agents are not ready in time, install names their nodes with the reason.
+func TestInstallNotReady(t *testing.T) {
+	const pods = "/api/v1/namespaces/tare/pods"
+	for name, c := range map[string]struct{ status, says string }{
+		"not created": {`"status": {"desiredNumberScheduled": 2, "currentNumberScheduled": 1, "updatedNumberScheduled": 1,
+			"numberReady": 1}, `, "after 1s, 1 of 2 nodes have an agent that is ready; n2: its agent waits: ErrImagePull: gone"},
+		"not ready": {`"status": {"desiredNumberScheduled": 2, "currentNumberScheduled": 2, "updatedNumberScheduled": 2,
+			"numberReady": 1}, `, "after 1s, 1 of 2 nodes have an agent that is ready; n2: its agent waits: ErrImagePull: gone"},
+		"not updated": {`"status": {"desiredNumberScheduled": 2, "currentNumberScheduled": 2, "updatedNumberScheduled": 0,
+			"numberReady": 2}, `, "after 1s, 0 of 2 nodes have an agent that is ready"},
+		"ready": {`"status": {"desiredNumberScheduled": 2, "currentNumberScheduled": 2, "updatedNumberScheduled": 2,
+			"numberReady": 2}, `, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out, err := run(t, stored{
+				agentSet + "/status": c.status,
+				pods: `{"kind": "PodList", "apiVersion": "v1", "items": [
+					{"metadata": {"ownerReferences": [{"uid": "", "controller": true}]}, "spec": {"nodeName": "n1"},
+						"status": {"conditions": [{"type": "Ready", "status": "True"}]}},
+					{"metadata": {"ownerReferences": [{"uid": "", "controller": true}]}, "spec": {"nodeName": "n2"},
+						"status": {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "gone"}}}]}}]}`,
+			}, "install", "--image", "a", "--start-within", "1s")
+			if strings.Count(out, "applied") != 5 || (fault.CodeOf(err) == fault.Machine) != (c.says != "") {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if err != nil && (!strings.Contains(err.Error(), c.says) || !strings.Contains(fault.HintOf(err), "tare doctor")) {
+				t.Errorf("%v (%s)", err, fault.HintOf(err))
+			}
+		})
+	}
+}
+
 // TestDoctorOfInstalled: doctor names nodes without an installed agent.
 func TestDoctorOfInstalled(t *testing.T) {
 	node := func(name, system string) string {

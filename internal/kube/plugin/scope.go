@@ -54,15 +54,15 @@ func (s *scope) register(f *pflag.FlagSet) {
 func (s *scope) registerStart(f *pflag.FlagSet) {
 	registerAgents(f, &s.image, &s.agentsNamespace)
 	registerAccess(f, &s.access)
-	f.DurationVar(&s.within, "start-within", time.Minute, "time for agents to start")
+	registerWithin(f, &s.within)
 }
 
 func (s *scope) check(c *connection) (err error) {
 	s.namespace = c.overrides.Context.Namespace
-	switch {
-	case s.within < time.Second || s.within > 10*time.Minute:
-		return fault.New(fault.Usage, "--start-within "+s.within.String(), "", "it must be 1s to 10m")
-	case s.shared != "" && s.shared != sharedSpread && s.shared != sharedApart:
+	if err := checkStart(s.within); err != nil {
+		return err
+	}
+	if s.shared != "" && s.shared != sharedSpread && s.shared != sharedApart {
 		return fault.New(fault.Usage, "--shared "+text.Clip(s.shared), "", "must be apart or spread")
 	}
 	if err := s.access.Check(); err != nil {
