@@ -14,9 +14,9 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Options configure reports for people. JSON and CSV always have everything.
+// Options configure reports. JSON always has everything, and CSV has all rows of its views.
 type Options struct {
-	By  string // a view of cluster.Views; empty: workload
+	By  string // a view of cluster.Views; empty: workload, and all in CSV
 	Top int    // rows of a table, the biggest first, the rest in a row "other"; 0 means 20, and less than 0 all
 	// Width is the number of columns of the terminal, to which text cuts names. If it is 0, names are whole.
 	Width int

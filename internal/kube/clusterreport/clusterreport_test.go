@@ -2,6 +2,7 @@ package clusterreport
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"math"
@@ -80,8 +81,12 @@ func TestGolden(t *testing.T) {
 			if f.Name == "json" || view != "workload" && f.Name != "text" {
 				continue
 			}
+			o := Options{By: view}
+			if f.Name == "csv" {
+				o.By = "" // all views
+			}
 			var b bytes.Buffer
-			if err := f.Write(&b, example(), Options{By: view}); err != nil {
+			if err := f.Write(&b, example(), o); err != nil {
 				t.Fatal(err)
 			}
 			path := filepath.Join("testdata", view+"."+f.Name)
@@ -94,6 +99,25 @@ func TestGolden(t *testing.T) {
 			if err != nil || !bytes.Equal(want, b.Bytes()) {
 				t.Errorf("%s is not what the format writes (-update writes it): %v", path, err)
 			}
+		}
+	}
+}
+
+// TestCSVBy: with a view, CSV has the rows of the view and the total.
+func TestCSVBy(t *testing.T) {
+	for _, view := range cluster.Views() {
+		var all, one bytes.Buffer
+		if err := cmp.Or(CSV(&all, example(), Options{}), CSV(&one, example(), Options{By: view})); err != nil {
+			t.Fatal(err)
+		}
+		var want strings.Builder
+		for line := range strings.Lines(all.String()) {
+			if of, _, _ := strings.Cut(line, ","); slices.Contains([]string{"view", "total", view, "no answer"}, of) {
+				want.WriteString(line)
+			}
+		}
+		if one.String() != want.String() {
+			t.Errorf("by %s:\n%s", view, one.String())
 		}
 	}
 }

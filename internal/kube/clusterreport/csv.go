@@ -11,12 +11,14 @@ import (
 )
 
 func init() {
-	register(Format{Name: "csv", Help: "a row for each figure of each row of every view, for a spreadsheet", Write: CSV})
+	register(Format{Name: "csv", Help: "a row for each figure of each row of every view, or of that of --by, for a " +
+		"spreadsheet", Write: CSV})
 }
 
-// CSV writes all views (RFC 4180), with a line for each figure of each row. An unknown figure is empty, never 0. A
-// node that did not answer has one line, with the reason in place of the figure's name.
-func CSV(w io.Writer, c *cluster.Cluster, _ Options) error {
+// CSV writes the total and the requested view, or all views if none is requested (RFC 4180), with a line for each
+// figure of each row. An unknown figure is empty, never 0. A node that did not answer has one line, with the reason in
+// place of the figure's name.
+func CSV(w io.Writer, c *cluster.Cluster, o Options) error {
 	out := csv.NewWriter(w)
 	_ = out.Write([]string{"view", "namespace", "kind", "workload", "pod", "container", "node", "component", "figure",
 		"gross", "net", "tare", "shared", "other", "net_known", "tare_known", "missing_parts"}) // out.Error reports errors
@@ -40,9 +42,11 @@ func CSV(w io.Writer, c *cluster.Cluster, _ Options) error {
 	}
 	put("total", &cluster.Row{Usage: c.Total})
 	for _, view := range cluster.Views() {
-		rows := c.By(view)
-		for i := range rows {
-			put(view, rows[i])
+		if o.By != "" && o.By != view {
+			continue
+		}
+		for _, r := range c.By(view) {
+			put(view, r)
 		}
 	}
 	for i := range c.Nodes {

@@ -83,7 +83,8 @@ A node that does not answer is named with the reason and is in no sum; the exit 
 	}
 	fs := cmd.Flags()
 	fs.DurationVar(&f.window, "for", 10*time.Second, "length of the window")
-	fs.StringVar(&f.by, "by", "workload", "what rows are of: "+strings.Join(cluster.Views(), ", "))
+	fs.StringVar(&f.by, "by", "", "what rows are of: "+strings.Join(cluster.Views(), ", ")+"; default workload, and all "+
+		"with -o csv; json always has all")
 	fs.StringVarP(&f.output, "output", "o", "text", "format: "+strings.Join(clusterreport.Names(), ", "))
 	fs.IntVar(&f.top, "top", 20, "most rows of a table as text; 0: all")
 	f.register(fs)
@@ -99,7 +100,7 @@ func (f *weighFlags) check(c *connection) error {
 	case format < 0:
 		return fault.New(fault.Usage, "-o "+text.Clip(f.output), text.Suggest(f.output, clusterreport.Names()),
 			"no such format")
-	case !slices.Contains(cluster.Views(), f.by):
+	case f.by != "" && !slices.Contains(cluster.Views(), f.by):
 		return fault.New(fault.Usage, "--by "+text.Clip(f.by), text.Suggest(f.by, cluster.Views()), "no such view")
 	}
 	f.format = clusterreport.Formats()[format]
