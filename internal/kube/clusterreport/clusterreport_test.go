@@ -103,6 +103,29 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+// TestNegative: a group whose counter is behind those of the groups in it has less than 0, which is explained where a
+// table shows it.
+func TestNegative(t *testing.T) {
+	for _, c := range []struct {
+		behind float64 // seconds
+		bytes  int64
+		shown  bool
+	}{{0, 0, false}, {0.001, 0, false}, {0.01, 0, true}, {0, 4096, true}} {
+		l := clustertest.Ledger(0)
+		*l.Cgroups[1].CPUSeconds = 7.5 - c.behind
+		*l.Cgroups[1].Memory.Hard = 900e6 - c.bytes
+		m := cluster.New(clustertest.Pods(1), cluster.Options{Containers: true})
+		m.Add(clustertest.Node(0, l))
+		var b bytes.Buffer
+		if err := Text(&b, m.Finish(), Options{}); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(b.String(), "what is less than 0 (pods that ended") != c.shown {
+			t.Errorf("%+v:\n%s", c, b.String())
+		}
+	}
+}
+
 // TestCSVBy: with a view, CSV has the rows of the view and the total.
 func TestCSVBy(t *testing.T) {
 	for _, view := range cluster.Views() {

@@ -180,6 +180,10 @@ func remarks(c *cluster.Cluster) (all [][2]string) {
 		all = append(all, [2]string{"note", fmt.Sprintf("%.2f %% of the capacity is unexplained: no control group, "+
 			"kernel thread or interrupt that agents see has it", share)})
 	}
+	if names := negative(c); len(names) > 0 {
+		all = append(all, [2]string{"note", fmt.Sprintf("what is less than 0 (%s) is no usage: counters of a group and of "+
+			"the groups in it are not read at one moment, and the difference keeps sums right", some(names, len(names)))})
+	}
 	for _, f := range Failures(c) {
 		all = append(all, [2]string{"no answer", f})
 	}
@@ -200,6 +204,23 @@ func remarks(c *cluster.Cluster) (all [][2]string) {
 			strings.Join(nodes[:min(len(nodes), maxCodes)], "; ")})
 	}
 	return all
+}
+
+// negative returns the titles of rows that tables show with a figure less than 0.
+func negative(c *cluster.Cluster) (titles []string) {
+	for _, view := range []string{"component", "workload", "container"} {
+		for _, r := range c.By(view) {
+			const shown = -0.0005 // CPUs
+			cpus, memory := min(r.CPUs.NetKnown(), r.CPUs.TareKnown()), 0.0
+			for _, s := range []cluster.Split{r.Hard, r.Soft, r.WorkingSet} {
+				memory = min(memory, s.NetKnown(), s.TareKnown())
+			}
+			if cpus <= shown || memory < 0 {
+				titles = lists.Include(titles, title(view, r))
+			}
+		}
+	}
+	return titles
 }
 
 // Failures returns why nodes gave no window, with the nodes that share a reason.
