@@ -199,10 +199,11 @@ type NodeAccount struct {
 // Machine is a machine that several nodes share. Usage covers what belongs to none of these nodes: kernel threads,
 // interrupts, and other groups.
 type Machine struct {
-	Identity string   `json:"identity"`
-	Nodes    []string `json:"nodes"`
-	Budget   Budget   `json:"budget"`
-	Usage    Usage    `json:"usage"`
+	Identity   string   `json:"identity"`
+	Nodes      []string `json:"nodes"`
+	Budget     Budget   `json:"budget"`
+	Usage      Usage    `json:"usage"`
+	Components []*Row   `json:"components"` // the rows add up to Usage
 }
 
 // Reserve compares what a node holds back from pods with the usage of its own daemons in the window, which is

@@ -22,8 +22,8 @@ import (
 // splits returns the figures of a usage.
 func splits(u *cluster.Usage) []cluster.Figure { return u.Figures() }
 
-// addsUp fails unless gross = net + tare in each row, and each view adds up to the total, in whole nanoseconds and
-// bytes.
+// addsUp fails unless gross = net + tare in each row, each view adds up to the total, and components to their node or
+// machine, in whole nanoseconds and bytes.
 func addsUp(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	units := func(v float64, figure int) int64 {
@@ -48,6 +48,23 @@ func addsUp(t *testing.T, c *cluster.Cluster) {
 				t.Errorf("by %s, figure %d adds up to %v, and the total is %v", view, f, sums[f], want)
 			}
 		}
+	}
+	parts := func(what string, whole *cluster.Usage, parts []*cluster.Row) {
+		sum := cluster.Sum(parts)
+		of := splits(&sum)
+		for f, s := range splits(whole) {
+			if units(s.NetKnown(), f) != units(of[f].NetKnown(), f) || units(s.TareKnown(), f) != units(of[f].TareKnown(), f) {
+				t.Errorf("the components of %s, figure %d: %+v, and it has %+v", what, f, of[f], s)
+			}
+		}
+	}
+	for i := range c.Nodes {
+		if n := &c.Nodes[i]; n.Usage != nil {
+			parts(n.Name, n.Usage, n.Components)
+		}
+	}
+	for i := range c.Machines {
+		parts(c.Machines[i].Label(), &c.Machines[i].Usage, c.Machines[i].Components)
 	}
 	sum := c.Capacity.Idle + c.Capacity.Steal + c.Capacity.Attributed + c.Capacity.Unexplained
 	if math.Abs(sum-c.Capacity.Capacity) > 1e-9*sum {

@@ -72,9 +72,11 @@ func (m *Merger) finishMachine(x *machine) {
 	slices.Sort(x.kept.Nodes)
 	label := x.kept.Label()
 	var left metrics
+	components := map[key]*account{}
 	add := func(o owner, cell *account) {
 		m.add(&o, label, cell)
 		x.usage.merge(cell)
+		m.addTo(components, o.componentKey(), cell)
 	}
 	best, views := x.counted()
 	for _, v := range views {
@@ -110,7 +112,7 @@ func (m *Merger) finishMachine(x *machine) {
 	b := &x.kept.Budget
 	b.Attributed = float64(x.usage.gross()[cpu]+x.placed[cpu]) / 1e9
 	b.Unexplained = b.Capacity - b.Idle - b.Steal - b.Attributed
-	x.kept.Usage = x.usage.usage(false)
+	x.kept.Usage, x.kept.Components = x.usage.usage(false), rows(components)
 	m.doc.Machines[x.index] = x.kept
 }
 

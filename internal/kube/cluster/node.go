@@ -130,11 +130,7 @@ func (m *Merger) merge(n *Node, a *NodeAccount) {
 		w.perCPU(cell)
 		m.add(&o, n.Name, cell)
 		total.merge(cell)
-		of := o.componentKey()
-		if components[of] == nil {
-			components[of] = &account{}
-		}
-		components[of].merge(cell)
+		m.addTo(components, o.componentKey(), cell)
 	}
 	a.Usage, a.Components = new(total.usage(false)), rows(components)
 	a.BPFUnsplit = w.l.CPU.BPFUnsplit

@@ -115,8 +115,8 @@ func nice(v float64) float64 {
 	return 10 * power
 }
 
-// nodesPicture charts the CPU time of nodes by component, the busiest node first. Each of the biggest components has
-// its own colour.
+// nodesPicture charts the CPU time of nodes and shared machines by component, the busiest first. Each of the biggest
+// components has its own colour.
 func nodesPicture(c *cluster.Cluster, o Options) picture {
 	color := map[string]int{}
 	var keys []string
@@ -138,27 +138,24 @@ func nodesPicture(c *cluster.Cluster, o Options) picture {
 		all   float64
 	}
 	var nodes []node
-	for i := range c.Nodes {
-		n := node{name: c.Nodes[i].Name, parts: make([]part, len(keys))}
-		for j := range n.parts {
-			n.parts[j].key = j
+	add := func(name string, components []*cluster.Row) {
+		n := node{name: name, parts: make([]part, len(keys))}
+		for i := range n.parts {
+			n.parts[i].key = i
 		}
-		for j := range c.Nodes[i].Components {
-			r := c.Nodes[i].Components[j]
-			at := &n.parts[color[r.Component]]
-			at.value += r.CPUs.GrossKnown()
+		for _, r := range components {
+			n.parts[color[r.Component]].value += r.CPUs.GrossKnown()
 			n.all += r.CPUs.GrossKnown()
 		}
-		if c.Nodes[i].Usage != nil {
-			nodes = append(nodes, n)
+		nodes = append(nodes, n)
+	}
+	for i := range c.Nodes {
+		if n := &c.Nodes[i]; n.Usage != nil {
+			add(n.Name, n.Components)
 		}
 	}
-	if len(c.Machines) > 0 && len(keys) < maxColors {
-		keys = append(keys, "others")
-	}
 	for i := range c.Machines { // the usage of a shared machine that belongs to none of its nodes
-		v := c.Machines[i].Usage.CPUs.GrossKnown()
-		nodes = append(nodes, node{c.Machines[i].Label(), []part{{len(keys) - 1, v}}, v})
+		add(c.Machines[i].Label(), c.Machines[i].Components)
 	}
 	slices.SortStableFunc(nodes, func(a, b node) int { return cmp.Compare(b.all, a.all) })
 	shown := nodes[:o.rows(len(nodes))]

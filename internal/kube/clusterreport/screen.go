@@ -59,23 +59,28 @@ func Picture(c *cluster.Cluster) *screen.Picture {
 	return p
 }
 
-// nodeRows adds the components of each node to its row, and a row for each node that did not answer.
+// nodeRows adds the components of each node and machine to its row, and a row for each node that did not answer.
 func nodeRows(c *cluster.Cluster, rows []*screen.Row) []*screen.Row {
-	at := 0 // index in rows: they have the nodes that answered, in the order of c.Nodes
-	for i := range c.Nodes {
-		n := &c.Nodes[i]
-		if n.Failed != "" {
-			rows = append(rows, &screen.Row{Key: "failed/" + n.Name, Name: n.Name + ": " + n.Failed})
-		}
-		if n.Usage == nil {
-			continue
-		}
-		for _, r := range n.Components {
+	at := 0 // index in rows: they have the nodes that answered and the machines, in their order in c
+	below := func(components []*cluster.Row) {
+		for _, r := range components {
 			part := screenRow("component", r, c.End.Sub(c.Start).Seconds())
 			part.Key = rows[at].Key + "/" + part.Key
 			rows[at].Below = append(rows[at].Below, part)
 		}
 		at++
+	}
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		if n.Failed != "" {
+			rows = append(rows, &screen.Row{Key: "failed/" + n.Name, Name: n.Name + ": " + n.Failed})
+		}
+		if n.Usage != nil {
+			below(n.Components)
+		}
+	}
+	for i := range c.Machines {
+		below(c.Machines[i].Components)
 	}
 	return rows
 }
