@@ -51,7 +51,7 @@ type tree struct {
 	*Hierarchy
 	dir    int // descriptor of the mount
 	nodes  map[string]*node
-	inodes map[uint64]*node // the same by inode
+	inodes map[uint64]*node // the same by inode, and until the end of Refresh those that are gone
 	usage  bool             // CPU time of groups is read here (v1)
 	quota  bool             // their throttling is read here (v1)
 	bytes  bool             // their memory is read here
@@ -360,6 +360,8 @@ func (r *Reader) Refresh() error {
 				r.lose(n)
 			}
 		}
+		// Not in lose: another directory can have the name of one that is found under its new name later.
+		maps.DeleteFunc(t.inodes, func(_ uint64, n *node) bool { return n.gone })
 	}
 	return nil
 }
@@ -499,9 +501,6 @@ func (r *Reader) lose(n *node) {
 	r.release(n.group.cpu, n)
 	if n.tree.nodes[n.rel] == n {
 		delete(n.tree.nodes, n.rel)
-	}
-	if n.tree.inodes[n.ino] == n {
-		delete(n.tree.inodes, n.ino)
 	}
 	g := n.group
 	for _, o := range g.nodes { // usually all of them are removed together

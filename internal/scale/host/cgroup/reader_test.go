@@ -469,6 +469,49 @@ func TestReaderLosesAHierarchy(t *testing.T) {
 	}
 }
 
+// TestRenamedUnderAnother: a group of v1 that has a new name, while another has its old one, is known to be renamed,
+// whichever of the two is found first.
+func TestRenamedUnderAnother(t *testing.T) {
+	for _, names := range [][2]string{{"aa", "bb"}, {"bb", "aa"}} {
+		root := t.TempDir()
+		if err := os.CopyFS(root, os.DirFS("testdata/v1")); err != nil {
+			t.Fatal(err)
+		}
+		docker := root + "/sys/fs/cgroup/cpu,cpuacct/docker/"
+		if err := os.Rename(docker+"aa", docker+"x"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(docker+"x", docker+names[0]); err != nil {
+			t.Fatal(err)
+		}
+		l, err := Discover(Roots{Proc: root + "/proc", Prefix: root})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := NewReader(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		if err := errorsOf(r); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(docker+names[0], docker+names[1]); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.CopyFS(docker+names[0], os.DirFS(docker+names[1])); err != nil {
+			t.Fatal(err)
+		}
+		if err := errorsOf(r); err != nil {
+			t.Fatal(err)
+		}
+		first, second := r.find(t, "/docker/"+names[0]), r.find(t, "/docker/"+names[1])
+		if first.Renamed || !second.Renamed {
+			t.Errorf("%s became %s: renamed are %v, %v, want false, true", names[0], names[1], first.Renamed, second.Renamed)
+		}
+	}
+}
+
 // TestLivePath: v1 shows a thread that is exiting in the root, which is not known to be its group.
 func TestLivePath(t *testing.T) {
 	const stat = "7 (a) %s 1 7 7 0 -1 %d 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0"
