@@ -26,6 +26,9 @@ var Process = func() []param.Setting {
 	settings := slices.Concat(Settings, []param.Setting{
 		{Name: "cgroup", Type: param.TypeText, Reach: param.ReachFile,
 			Doc: "cgroup v2 directory whose processes are traced, with those below it; the whole machine without"},
+		{Name: "node", Type: param.TypeSwitch, Default: "false",
+			Doc: "trace only the PID namespace of this process, and those below it: one node, where several nodes are " +
+				"containers on one kernel"},
 		{Name: "for", Type: param.TypeDuration, Max: (365 * 24 * time.Hour).Seconds(), Doc: "end by itself after this time"},
 	})
 	settings[0].Words = Outputs
@@ -39,7 +42,7 @@ func runAlone(ctx context.Context, out, log io.Writer, v param.Values) error {
 	if err != nil {
 		return err
 	}
-	o.CgroupDir, o.For, o.Lean = v["cgroup"], v.Duration("for"), true
+	o.CgroupDir, o.Node, o.For, o.Lean = v["cgroup"], v.On("node"), v.Duration("for"), true
 	defer context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, unix.SIGTERM, unix.SIGHUP) })()
 	tell := make(chan os.Signal, 1)
 	signal.Notify(tell, unix.SIGUSR1)

@@ -67,6 +67,7 @@ const (
 	exectraceProgTareExectrace = "tare_exectrace"
 	exectraceVarArgsBytes      = "args_bytes"
 	exectraceVarFiltered       = "filtered"
+	exectraceVarNamespace      = "namespace"
 	exectraceVarUnusedEvent    = "unused_event"
 	exectraceVarUnusedFlags    = "unused_flags"
 	exectraceVarUnusedReader   = "unused_reader"
@@ -135,6 +136,7 @@ type exectraceMapSpecs struct {
 type exectraceVariableSpecs struct {
 	ArgsBytes    *ebpf.VariableSpec `ebpf:"args_bytes"`
 	Filtered     *ebpf.VariableSpec `ebpf:"filtered"`
+	Namespace    *ebpf.VariableSpec `ebpf:"namespace"`
 	UnusedEvent  *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedFlags  *ebpf.VariableSpec `ebpf:"unused_flags"`
 	UnusedReader *ebpf.VariableSpec `ebpf:"unused_reader"`
@@ -184,6 +186,7 @@ func (m *exectraceMaps) Close() error {
 type exectraceVariables struct {
 	ArgsBytes    *ebpf.Variable `ebpf:"args_bytes"`
 	Filtered     *ebpf.Variable `ebpf:"filtered"`
+	Namespace    *ebpf.Variable `ebpf:"namespace"`
 	UnusedEvent  *ebpf.Variable `ebpf:"unused_event"`
 	UnusedFlags  *ebpf.Variable `ebpf:"unused_flags"`
 	UnusedReader *ebpf.Variable `ebpf:"unused_reader"`

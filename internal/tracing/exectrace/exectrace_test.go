@@ -9,9 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -197,6 +199,66 @@ func TestFilter(t *testing.T) {
 		}
 	}
 	if !slices.Equal(got, []string{dir, below, beside, ""}) {
+		t.Errorf("of the machine: %q", got)
+	}
+}
+
+// With Node, execs in the tracer's PID namespace and below it are traced, others are not; those of the whole machine are
+// if it is in the initial one.
+func TestNode(t *testing.T) {
+	dir := newGroup(t, "")
+	g := newGenerator(t, tiny(t, "tiny"), dir)
+	elsewhere, shell := *g, *g
+	elsewhere.group = nil
+	shell.program, shell.unshare = "/bin/sh", unix.CLONE_NEWPID // for its children
+	all := trace(t, Options{Node: true})
+	node := traceApart(t, Options{CgroupDir: dir, Node: true}, nil, ownNode)
+	node.ready()
+	exec := func(g generator, argv ...string) {
+		if _, err := g.exec(argv...); err != nil {
+			t.Error(argv, err)
+		}
+	}
+	exec(*g, "tiny", "outside")
+	exec(shell, "sh", "-c", g.program+" below the outside; :")
+	namespace, err := os.Open("/proc/" + strconv.Itoa(node.cmd.Process.Pid) + "/ns/pid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer namespace.Close()
+	var inside sync.WaitGroup
+	inside.Go(func() {
+		runtime.LockOSThread() // for good, so that the thread ends with the goroutine
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWPID); err != nil {
+			t.Error(err)
+			return
+		}
+		exec(*g, "tiny", "inside")
+		exec(shell, "sh", "-c", g.program+" below; :")
+		exec(elsewhere, "tiny", "in no group")
+	})
+	inside.Wait()
+	if err := node.cmd.Process.Signal(unix.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if code := node.wait(); code != 0 {
+		t.Fatalf("exit code %d\n%s", code, node.log.String())
+	}
+	all.end(t)
+	made := func(lines []string) (names []string) {
+		for _, e := range deliveries(t, lines) {
+			if e.Filename == g.program {
+				names = append(names, strings.Join(e.Args[1:], " "))
+			}
+		}
+		return names
+	}
+	got, s := made(node.out.lines()), lastStatistics(t, node.log.String())
+	if !slices.Equal(got, []string{"inside", "below"}) || s.Seen != 3 { // with the shell
+		t.Errorf("of the node: %q, seen %d", got, s.Seen)
+	}
+	got = made(all.out.lines())
+	if !slices.Equal(got, []string{"outside", "below the outside", "inside", "below", "in no group"}) {
 		t.Errorf("of the machine: %q", got)
 	}
 }

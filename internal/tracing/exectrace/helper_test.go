@@ -34,6 +34,7 @@ const beforeVariable = "TARE_TEST_EXECTRACE_BEFORE"
 const (
 	dropRights = "drop-rights"
 	hideBTF    = "hide-btf" // in a new mount namespace
+	ownNode    = "own-node" // in new PID and mount namespaces: mount its own /proc
 )
 
 func TestMain(m *testing.M) {
@@ -53,6 +54,11 @@ func tracerMain(text string) int {
 		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 		if err == nil {
 			err = unix.Mount("none", "/sys/kernel/btf", "tmpfs", 0, "")
+		}
+	case ownNode:
+		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		if err == nil {
+			err = unix.Mount("proc", "/proc", "proc", 0, "")
 		}
 	}
 	if err != nil {
@@ -172,8 +178,11 @@ func traceApart(t *testing.T, o Options, out *os.File, before string) *apart {
 	p := &apart{cmd: exec.Command("/proc/self/exe")}
 	p.cmd.Env = append(os.Environ(), optionsVariable+"="+string(text), beforeVariable+"="+before)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if before == hideBTF {
+	switch before {
+	case hideBTF:
 		p.cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+	case ownNode:
+		p.cmd.SysProcAttr.Cloneflags, p.cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWPID, syscall.CLONE_NEWNS
 	}
 	runtime.LockOSThread() // it dies with the thread that starts it, now the test's
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.log
@@ -279,6 +288,7 @@ type generator struct {
 	program string
 	group   *os.File // nil: the test's own group
 	uid     uint32
+	unshare uintptr // flags of unshare(2) for each process
 }
 
 func newGenerator(t testing.TB, program, dir string) *generator {
@@ -296,7 +306,9 @@ func newGenerator(t testing.TB, program, dir string) *generator {
 
 // exec makes one exec, waits for its end, and returns its process id.
 func (g *generator) exec(argv ...string) (pid int, err error) {
-	attr := &os.ProcAttr{Sys: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: g.uid}}}
+	attr := &os.ProcAttr{Sys: &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: g.uid}, Unshareflags: g.unshare,
+	}}
 	if g.group != nil {
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(g.group.Fd())
 	}

@@ -64,8 +64,15 @@ func load(o Options, l *cgroup.Layout) (_ *kernel, err error) {
 	if group != nil {
 		filtered = 1
 	}
+	var namespace unix.Stat_t
+	if o.Node {
+		if err := unix.Stat("/proc/self/ns/pid", &namespace); err != nil {
+			return nil, fmt.Errorf("looking for the tracer's PID namespace: %w", err)
+		}
+	}
 	for name, value := range map[string]any{
-		exectraceVarFiltered: filtered, exectraceVarArgsBytes: uint32(max(o.Args, 0)), exectraceVarWakeBytes: k.wakeBytes,
+		exectraceVarFiltered: filtered, exectraceVarNamespace: uint32(namespace.Ino),
+		exectraceVarArgsBytes: uint32(max(o.Args, 0)), exectraceVarWakeBytes: k.wakeBytes,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("setting %s: %w", name, err)

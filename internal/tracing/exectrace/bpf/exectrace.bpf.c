@@ -23,9 +23,28 @@ struct mm_struct {
 	unsigned long arg_end;
 } relocated;
 
+struct ns_common {
+	unsigned int inum;
+} relocated;
+
+struct pid_namespace {
+	struct ns_common ns;
+} relocated;
+
+struct upid { /* an array's element, which has been these 16 bytes since Linux 4.15 */
+	int nr;
+	struct pid_namespace *ns;
+};
+
+struct pid {
+	unsigned int level;
+	struct upid numbers[]; /* one for each PID namespace that the process is in, from the initial one to its own */
+} relocated;
+
 struct task_struct {
 	struct mm_struct *mm;
 	struct task_struct *real_parent;
+	struct pid *thread_pid;
 	int tgid;
 } relocated;
 
@@ -35,6 +54,7 @@ struct linux_binprm {
 
 #define NAME_BYTES 4096  /* of a file name with its zero byte: PATH_MAX */
 #define ARGS_BYTES 16384 /* the most bytes of arguments: a value of a per-CPU array is at most 32 KiB */
+#define MAX_LEVEL 32     /* of a PID namespace: the kernel's MAX_PID_NS_LEVEL */
 
 enum flags {
 	ARGS_CUT = 1,        /* there were more bytes of arguments than args_bytes */
@@ -126,6 +146,7 @@ struct {
 
 /* Set by the loader. */
 const volatile __u32 filtered = 0;   /* only the group of exec_groups is traced */
+const volatile __u32 namespace = 0;  /* inode of the only PID namespace that is traced, with those below it; 0: all */
 const volatile __u32 args_bytes = 0; /* that are kept of each exec's arguments */
 const volatile __u64 wake_bytes = 0; /* in the ring that wake a reader who rests */
 
@@ -154,6 +175,21 @@ static __always_inline void wake(void)
 		bpf_ringbuf_discard(nothing, BPF_RB_FORCE_WAKEUP);
 }
 
+/* Reports whether a process is in the traced PID namespace or below it. */
+static __always_inline int in_namespace(struct pid *pid)
+{
+	unsigned int i, level = pid->level, inum;
+	struct upid number;
+
+	for (i = 0; i <= level && i <= MAX_LEVEL; i++) {
+		/* older verifiers refuse to read an array of unknown length directly */
+		if (!bpf_probe_read_kernel(&number, sizeof(number), pid->numbers + i) &&
+		    !bpf_probe_read_kernel(&inum, sizeof(inum), &number.ns->ns.inum) && inum == namespace)
+			return 1;
+	}
+	return 0;
+}
+
 SEC("tp_btf/sched_process_exec")
 int tare_exectrace(__u64 *ctx)
 {
@@ -167,6 +203,8 @@ int tare_exectrace(__u64 *ctx)
 	long n;
 
 	if (filtered && bpf_current_task_under_cgroup(&exec_groups, 0) != 1)
+		return 0;
+	if (namespace && !in_namespace(task->thread_pid))
 		return 0;
 	counts = bpf_map_lookup_elem(&exec_counts, &cpu);
 	r = bpf_map_lookup_elem(&exec_scratch, &zero);
