@@ -277,8 +277,8 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 		allowed := x.edgeAllowed()
 		switch late, edge := time.Duration(r.Late), time.Duration(max(r.Opened, r.Closed)); {
 		case late > lateAllowed:
-			n.Failed = cmp.Or(n.Failed, fmt.Sprintf("it began %v late, and %v is allowed",
-				late.Round(100*time.Microsecond), lateAllowed))
+			n.Failed = cmp.Or(n.Failed, fmt.Sprintf("it began %v late, and %v is allowed: its machine or the network is "+
+				"too busy", late.Round(100*time.Microsecond), lateAllowed))
 		case edge > allowed:
 			n.Failed = cmp.Or(n.Failed, fmt.Sprintf("its counters were read %v after an edge of the window, "+
 				"and %v is allowed: its machine is too busy", edge.Round(100*time.Microsecond), allowed))
