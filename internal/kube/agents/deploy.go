@@ -318,7 +318,7 @@ func (c *Cluster) RemoveAgents(ctx context.Context, j Job) error {
 }
 
 // remove removes temporary agents. The Job comes first: the garbage collector also removes objects that are created
-// for it from now on, because their owner does not exist.
+// for it from now on.
 func (c *Cluster) remove(ctx context.Context, j Job) error {
 	return refused(cmp.Or(c.removeJob(ctx, j), c.removeSets(ctx, j)), "removing agents")
 }

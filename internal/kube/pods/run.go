@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -39,6 +40,7 @@ type Order struct {
 	Dir       string // name of the run directory
 	Nodes     []agents.Node
 	NodeOf    map[string]string // by part: see Places
+	Spread    []string          // see Options
 	Agents    agents.Set
 	Access    agents.Access // to the agents; the coordinator has its files at other paths
 	Image     string
@@ -187,8 +189,16 @@ func coordinatorPod(o *Order) *api.Pod {
 	s.Affinity = &api.Affinity{NodeAffinity: &api.NodeAffinity{
 		PreferredDuringSchedulingIgnoredDuringExecution: []api.PreferredSchedulingTerm{{Weight: 1,
 			Preference: api.NodeSelectorTerm{MatchExpressions: []api.NodeSelectorRequirement{{Key: api.LabelHostname,
-				Operator: api.NodeSelectorOpNotIn, Values: slices.Compact(slices.Sorted(maps.Values(o.NodeOf)))}}}}}}}
+				Operator: api.NodeSelectorOpNotIn, Values: slices.Compact(slices.Sorted(busy(o)))}}}}}}}
 	return pod
+}
+
+// busy returns the nodes with parts of trials.
+func busy(o *Order) iter.Seq[string] {
+	if len(o.Spread) > 0 {
+		return slices.Values(o.Spread)
+	}
+	return maps.Values(o.NodeOf)
 }
 
 // Remove removes all objects of a run, and waits until its pods have ended. What belongs to no Job of the run stays.
@@ -218,6 +228,9 @@ func Runs(ctx context.Context, c *agents.Cluster, namespace string) (all []*Run,
 	}
 	for i := range jobs.Items {
 		j := &jobs.Items[i]
+		if j.DeletionTimestamp != nil { // it was removed, and the garbage collector is slow or off
+			continue
+		}
 		r := &Run{Job: agents.Job{Namespace: j.Namespace, Name: j.Name, UID: j.UID},
 			Experiment: j.Annotations[experimentKey], Made: j.CreationTimestamp.Time}
 		r.Agents.Namespace, r.Agents.Name, _ = strings.Cut(j.Annotations[agentsKey], "/")
