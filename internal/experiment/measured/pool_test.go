@@ -47,7 +47,7 @@ func TestPoolByExpectedEvents(t *testing.T) {
 		for i, cost := range costs {
 			p.good = append(p.good, &record.Trial{Metrics: map[string]float64{"cost": cost},
 				Loads:  map[string]load.Result{"execs": {Done: 1000, Finished: new(int64(1000))}},
-				Events: &record.Events{Generated: 1000, Counted: 1000, Expected: expected[i]}})
+				Events: &record.Events{Generated: 1000, KernelCount: &record.KernelCount{Counted: 1000}, Expected: expected[i]}})
 		}
 		return p.Over(m)
 	}

@@ -8,14 +8,14 @@ import (
 // TestMergeEvents: every count is added up.
 func TestMergeEvents(t *testing.T) {
 	numbered := func(factor int64) *Events {
-		e, n := &Events{Scope: "group"}, int64(0)
-		for _, of := range []reflect.Value{reflect.ValueOf(e).Elem(), reflect.ValueOf(&e.Offset).Elem()} {
-			for _, field := range of.Fields() {
+		e, n := &Events{Scope: "group", KernelCount: &KernelCount{}, Offset: &Offset{}}, int64(0)
+		for _, of := range []any{e, e.KernelCount, e.Offset} {
+			for _, field := range reflect.ValueOf(of).Elem().Fields() {
 				n++
-				switch field.Kind() {
-				case reflect.Int64:
+				switch field.Interface().(type) {
+				case int64:
 					field.SetInt(n * factor)
-				case reflect.Pointer:
+				case *int64:
 					field.Set(reflect.ValueOf(new(n * factor)))
 				}
 			}
@@ -37,6 +37,11 @@ func TestMergeEvents(t *testing.T) {
 		if got := MergeEvents(all); !reflect.DeepEqual(got, want) {
 			t.Errorf("with a count missing: got %+v, want %+v", got, want)
 		}
+	}
+	pods := &Events{Generated: 3, Delivered: new(int64(2))} // nothing but the load counts there
+	sum := &Events{Generated: 6, Delivered: new(int64(4))}
+	if got := MergeEvents([]*Events{pods, pods}); !reflect.DeepEqual(got, sum) {
+		t.Errorf("in pods: %+v", got)
 	}
 	if MergeEvents([]*Events{one, nil}) != nil || MergeEvents(nil) != nil {
 		t.Error("events of some trials only were given as those of all")

@@ -198,23 +198,28 @@ func (t *Trial) Warned() []ledger.Warning {
 type Events struct {
 	Generated int64 `json:"generated"` // by the load: execs that succeeded, from its first to its last
 	Failed    int64 `json:"failed"`    // by the load: execs that failed
-	Counted   int64 `json:"counted"`   // by the kernel, in the load's control group, since the offset was read
-	// Elsewhere is counted by the kernel outside that group, since the offset was read and until the tracer was asked to
-	// end.
-	Elsewhere int64 `json:"elsewhere"`
-	// Missed is how many runs the kernel's counter missed (recursion); a trial with any is invalid.
-	Missed int64  `json:"missed"`
-	Scope  string `json:"scope,omitempty"` // which events the tracer delivers: those of the group or of the machine
-	// Expected is how many events the tracer should deliver: Counted, and Elsewhere too if its scope is the machine.
+	*KernelCount
+	Scope string `json:"scope,omitempty"` // which events the tracer delivers: those of the group or of the machine
+	// Expected is how many events the tracer should deliver: Counted, and Elsewhere too if its scope is the machine. In
+	// pods it is Generated.
 	Expected *int64 `json:"expected,omitempty"`
 	// AtMost is the most that the tracer can have delivered. It can exceed Expected if the scope is the machine, because
 	// other programs exec while the counts are read.
-	AtMost    *int64 `json:"at_most,omitempty"`
-	Delivered *int64 `json:"delivered,omitempty"` // events that it delivered before it ended
-	Late      *int64 `json:"late,omitempty"`      // of Delivered: those that came too long after the load's end
-	AtExit    *int64 `json:"at_exit,omitempty"`   // of Delivered: those that came after the tracer was asked to end
-	SaidLost  *int64 `json:"said_lost,omitempty"` // events that it reported as lost; nil if it never reports losses
-	Offset    Offset `json:"offset"`
+	AtMost    *int64  `json:"at_most,omitempty"`
+	Delivered *int64  `json:"delivered,omitempty"` // events that it delivered before it ended
+	Late      *int64  `json:"late,omitempty"`      // of Delivered: those that came too long after the load's end
+	AtExit    *int64  `json:"at_exit,omitempty"`   // of Delivered: those that came after the tracer was asked to end
+	SaidLost  *int64  `json:"said_lost,omitempty"` // events that it reported as lost; nil if it never reports losses
+	Offset    *Offset `json:"offset,omitempty"`    // nil in pods
+}
+
+// KernelCount is the kernel's count of events. In pods there is none.
+type KernelCount struct {
+	Counted int64 `json:"counted"` // in the load's control group, since the offset was read
+	// Elsewhere is the count outside that group, since the offset was read and until the tracer was asked to end.
+	Elsewhere int64 `json:"elsewhere"`
+	// Missed is how many runs the kernel's counter missed (recursion); a trial with any is invalid.
+	Missed int64 `json:"missed"`
 }
 
 // Offset holds counts from after the set-up and before the load's first event: events of Tare itself. They are
@@ -234,10 +239,17 @@ func MergeEvents(all []*Events) *Events {
 	for _, e := range all[1:] {
 		sum.Generated += e.Generated
 		sum.Failed += e.Failed
-		sum.Counted += e.Counted
-		sum.Elsewhere += e.Elsewhere
-		sum.Missed += e.Missed
-		sum.Offset.Counted += e.Offset.Counted
+	}
+	sum.KernelCount, sum.Offset = nil, nil
+	if !slices.ContainsFunc(all, func(e *Events) bool { return e.KernelCount == nil || e.Offset == nil }) {
+		sum.KernelCount, sum.Offset = &KernelCount{}, &Offset{}
+		for _, e := range all {
+			sum.Counted += e.Counted
+			sum.Elsewhere += e.Elsewhere
+			sum.Missed += e.Missed
+			sum.Offset.Counted += e.Offset.Counted
+		}
+		sum.Offset.Delivered = known.Sum(lists.Map(all, func(e *Events) *int64 { return e.Offset.Delivered })...)
 	}
 	added := func(of func(*Events) *int64) *int64 { return known.Sum(lists.Map(all, of)...) }
 	sum.Expected = added(func(e *Events) *int64 { return e.Expected })
@@ -246,7 +258,6 @@ func MergeEvents(all []*Events) *Events {
 	sum.Late = added(func(e *Events) *int64 { return e.Late })
 	sum.AtExit = added(func(e *Events) *int64 { return e.AtExit })
 	sum.SaidLost = added(func(e *Events) *int64 { return e.SaidLost })
-	sum.Offset.Delivered = added(func(e *Events) *int64 { return e.Offset.Delivered })
 	return &sum
 }
 

@@ -209,11 +209,8 @@ func (c *Counting) Begun(ctx context.Context, s role.Schedule) error {
 // After waits for the remaining events, stops the deliverer, and writes the counts to the record.
 func (c *Counting) After(ctx context.Context) error {
 	result := c.trial.Result(c.load)
-	events := &record.Events{
-		Generated: int64(result.Counts[CountMade]),
-		Failed:    int64(result.Counts[CountFailed]),
-		Offset:    record.Offset{Counted: c.offset.inside},
-	}
+	events := &record.Events{KernelCount: &record.KernelCount{}, Offset: &record.Offset{Counted: c.offset.inside}}
+	events.Generated, events.Failed = asLoad{}.Events(&result)
 	var last reading
 	if c.deliverer == nil {
 		last = c.read(ctx)

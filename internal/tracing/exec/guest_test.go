@@ -71,7 +71,7 @@ func measuredExecs(t *testing.T) *measured.Measured {
 		Trial: record.Trial{
 			Loads:  map[string]load.Result{"execs": r},
 			Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 2.002}},
-			Events: &record.Events{Generated: 2100, Counted: 2100},
+			Events: &record.Events{Generated: 2100, KernelCount: &record.KernelCount{Counted: 2100}},
 		},
 	}
 }

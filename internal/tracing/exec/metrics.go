@@ -37,9 +37,14 @@ func (asLoad) Metrics() []measured.Metric {
 				Family: "events", Tally: "counted by the kernel",
 				Needs: measured.NeedEvents,
 				How: "The same as the kernel counted them in the load's control group, less those before the load began. A " +
-					"trial in which this is not `events_generated` is invalid.",
+					"trial in which this is not `events_generated` is invalid. Absent in pods.",
 			},
-			Value: Count(func(e *record.Events) *int64 { return &e.Counted }),
+			Value: Count(func(e *record.Events) *int64 {
+				if e.KernelCount == nil {
+					return nil
+				}
+				return &e.Counted
+			}),
 		},
 		{
 			Definition: metric.Definition{
@@ -156,7 +161,7 @@ func judgeErrors(j *measured.LoadJudge, allowed float64) {
 // either count. A trial in which the tracer lost events is still valid.
 func judgeEvents(m *measured.Measured) []measured.Trip {
 	e := m.Events
-	if e == nil {
+	if e == nil || e.KernelCount == nil {
 		return nil
 	}
 	var trips []measured.Trip

@@ -58,9 +58,9 @@ func tracedTrial() *measured.Measured {
 				},
 			},
 			Events: &record.Events{
-				Generated: 2100, Counted: 2100, Elsewhere: 3, Scope: "group",
+				Generated: 2100, KernelCount: &record.KernelCount{Counted: 2100, Elsewhere: 3}, Scope: "group",
 				Expected: new(int64(2100)), AtMost: new(int64(2100)), Delivered: new(int64(2095)), Late: new(int64(7)),
-				AtExit: new(int64(2)), SaidLost: new(int64(4)), Offset: record.Offset{Counted: 3, Delivered: new(int64(3))},
+				AtExit: new(int64(2)), SaidLost: new(int64(4)), Offset: &record.Offset{Counted: 3, Delivered: new(int64(3))},
 			},
 		},
 		Subject: &kind.Objects{Programs: []kind.Object{{ID: 2}}},
@@ -93,7 +93,8 @@ func TestMetricsOfTracers(t *testing.T) {
 	}{
 		{"good", func(*measured.Measured) {}, good},
 		{"no tracer", func(m *measured.Measured) {
-			m.Subject, m.Evidence, m.Events = nil, nil, &record.Events{Generated: 2100, Counted: 2100}
+			m.Subject, m.Evidence = nil, nil
+			m.Events = &record.Events{Generated: 2100, KernelCount: &record.KernelCount{Counted: 2100}}
 		}, map[string]float64{"events_generated": 2100, "events_counted": 2100, "events_expected": absent,
 			"events_delivered": absent, "events_lost": absent, "events_unsaid": absent, "cpu_seconds_per_kiloevent": 0,
 			"agent_cpu_seconds_per_kiloevent": 0, "bpf_seconds_per_kiloevent": 0, "memory_peak_bytes": 0,
@@ -175,7 +176,7 @@ func TestCountsOfTracers(t *testing.T) {
 			t.Errorf("without loss %s is %v", name, got)
 		}
 	}
-	m.Events = &record.Events{Generated: 1, Counted: 1}
+	m.Events = &record.Events{Generated: 1, KernelCount: &record.KernelCount{Counted: 1}}
 	if got := counts(); len(got) != 0 {
 		t.Errorf("without a tracer: %v", got)
 	}
