@@ -19,6 +19,7 @@ var harmless = []string{
 	"subject installed labels",
 	"subject installed parts",
 	"subject installed runtime-class", // of pods, in a cluster
+	"subject installed-tracer components", "subject installed-tracer lines", "subject installed-tracer logs",
 	"subject kernelmesh metadata", "subject kernelmesh node", "subject kernelmesh store", "subject kernelmesh xds",
 	"subject store store",
 	"subject variant set", // what it sets are settings of other guests, which are looked at themselves

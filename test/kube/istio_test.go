@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -114,15 +115,15 @@ func TestIstioConnections(t *testing.T) {
 
 // readyMade runs a ready-made experiment in its quick form, into the directory TARE_KUBE_OUT and with the arguments
 // TARE_KUBE_ARGS if these are set, and returns its summary, which must be valid.
-func (p *plugin) readyMade(t *testing.T, name string) (s analysis.Summary) {
+func (p *plugin) readyMade(t *testing.T, name string, args ...string) (s analysis.Summary) {
 	t.Helper()
 	dir := os.Getenv("TARE_KUBE_OUT")
 	if dir == "" {
 		dir = filepath.Join(t.TempDir(), "run")
 	}
 	began := time.Now()
-	args := append([]string{"run", name, "--image", agentImage, "--out", dir, "--quick"},
-		strings.Fields(os.Getenv("TARE_KUBE_ARGS"))...)
+	args = slices.Concat([]string{"run", name, "--image", agentImage, "--out", dir, "--quick"}, args,
+		strings.Fields(os.Getenv("TARE_KUBE_ARGS")))
 	out, errs, code := p.tare(args...)
 	t.Logf("exit code %d after %v\n%s\n%s", code, time.Since(began), out, errs)
 	if code != 0 {

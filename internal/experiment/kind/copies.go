@@ -72,7 +72,16 @@ func (s *Setup) CheckCopies(p *Part) error {
 
 // Copies returns the setup with every part whose count is above one replaced by its copies. Copy i of a load goes to
 // copy i of its application, starting over if the load has more copies.
-func (s *Setup) Copies() Setup {
+func (s *Setup) Copies() Setup { return s.replaced((*Part).Count, copyOf) }
+
+// OnEach returns the setup with every part replaced by n copies, one for each of n nodes. Each has the options and the
+// limits of the whole part.
+func (s *Setup) OnEach(n int) Setup {
+	return s.replaced(func(*Part) int { return n }, func(p *Part, _, _ int) *Part { return p.Clone() })
+}
+
+// replaced returns the setup with every part replaced by its copies, of which there are count(part).
+func (s *Setup) replaced(count func(*Part) int, copyOf func(p *Part, i, n int) *Part) Setup {
 	c := *s
 	c.Applications, c.Loads = map[string]*Part{}, map[string]*Part{}
 	for _, sec := range []struct{ from, into map[string]*Part }{
@@ -80,10 +89,10 @@ func (s *Setup) Copies() Setup {
 	} {
 		for _, name := range slices.Sorted(maps.Keys(sec.from)) {
 			p := sec.from[name]
-			for i, n := 0, p.Count(); i < n; i++ {
+			for i, n := 0, count(p); i < n; i++ {
 				q := copyOf(p, i, n)
 				if to := s.Applications[p.To]; to != nil {
-					q.To = CopyName(p.To, 1+i%to.Count(), to.Count())
+					q.To = CopyName(p.To, 1+i%count(to), count(to))
 				}
 				sec.into[CopyName(name, i+1, n)] = q
 			}

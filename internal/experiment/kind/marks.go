@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/experiment/load"
 	"tare/internal/lib/param"
 	"tare/internal/scale/charge"
 )
@@ -21,6 +22,19 @@ type Marks struct {
 	Applied             map[string]string // annotations that the subject adds to pods to which it applies
 	Components          []charge.Rule     // rules that each name a component
 	Parts               []string          // the parts whose pods get these marks; empty: all
+	Logs                *Logs             // where the subject delivers the events of a load; nil: nowhere
+}
+
+// Logs are the logs of containers of an installed subject in which each matching line is an event that it delivered.
+type Logs struct {
+	Of    charge.Rule // its namespace is a name, not a pattern
+	Event func(line []byte) bool
+}
+
+// EventMaker is a load that makes events (About.MakesEvents).
+type EventMaker interface {
+	// Events returns how many events it made from its first to its last, and how many attempts failed.
+	Events(*load.Result) (made, failed int64)
 }
 
 // On returns the marks of the pod of a part, or of a copy of it; nil if it gets none.

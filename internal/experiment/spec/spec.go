@@ -230,6 +230,13 @@ func (s *Spec) WithCopies() *Spec {
 	return &c
 }
 
+// OnEach returns the spec with every part replaced by n copies, one for each of n nodes.
+func (s *Spec) OnEach(n int) *Spec {
+	c := *s
+	c.Setup = s.Setup.OnEach(n)
+	return &c
+}
+
 // target is one setting that a factor can set.
 type target struct {
 	path    string // such as loads.client.rate

@@ -99,14 +99,17 @@ func runOrder(ctx context.Context, o *pods.Order, news *coordinator.Server) erro
 	if err != nil {
 		return err
 	}
+	if len(o.Spread) > 0 {
+		s.ScaleNodes(len(o.Spread)) // as kubectl tare run did, which said so
+	}
 	w, err := record.Create(o.Dir, o.Run)
 	if err != nil {
 		return err
 	}
 	news.Holds(0)
 	runner := &engine.Runner{Spec: s, Record: &o.Run, Longer: pods.TrialTakes,
-		Place: pods.New(pods.Options{Cluster: c, Nodes: o.Nodes, NodeOf: o.NodeOf, Image: o.Image, Version: o.Version,
-			Token: o.Token, Owned: o.Owned,
+		Place: pods.New(pods.Options{Cluster: c, Nodes: o.Nodes, NodeOf: o.NodeOf, Spread: o.Spread, Image: o.Image,
+			Version: o.Version, Token: o.Token, Owned: o.Owned,
 			Agents: func(ctx context.Context) ([]agents.Agent, error) { return c.Agents(ctx, o.Agents) }})}
 	_, err = session.Measure(ctx, runner, &coordinator.Recorder{Writer: w, Server: news},
 		session.Output{Log: io.MultiWriter(news, os.Stderr), Terminal: os.Stderr})

@@ -174,6 +174,10 @@ func (f *runFlags) start(ctx context.Context, w *windows, s *spec.Spec, o *pods.
 	if o.NodeOf, err = pods.Places(s, w.nodes); err != nil {
 		return err
 	}
+	var scaled string
+	if o.Spread, scaled = pods.Spread(s, w.nodes); scaled != "" {
+		fmt.Fprintf(os.Stderr, "tare: %s\n", scaled)
+	}
 	if o.Run, err = f.Record(s, []string{"kubectl", "tare"}, os.Args[1:], environmentOf(w.nodes)); err != nil {
 		return err
 	}

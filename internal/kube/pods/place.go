@@ -32,6 +32,7 @@ type Options struct {
 	Agents  func(context.Context) ([]agents.Agent, error) // returns the current agents
 	Nodes   []agents.Node
 	NodeOf  map[string]string // by part: see Places
+	Spread  []string          // the nodes of an experiment on nodes: as many as its largest level needs
 	Image   string            // of tare, of this build
 	Version string            // of tare with its build
 	Token   string            // shared by the run's parts
@@ -43,6 +44,8 @@ type Place struct {
 	o       Options
 	cameUp  map[string]bool // arms whose pods have been ready at least once
 	weighed map[string]bool // nodes that have given a window at least once
+
+	followed bool // the logs of a subject have been followed at least once
 }
 
 const (
@@ -108,9 +111,15 @@ func Check(s *spec.Spec) error {
 		return fault.New(fault.Usage, path, "docs/cluster-experiments.md says what can run in pods",
 			"%s %s: run this experiment on a machine, with tare run", part.Name(), why)
 	}
-	if s.MostNodes() > 0 {
-		return fault.New(fault.Usage, "nodes", "omit it: \"cluster\" says where parts run",
-			"an experiment on nodes that join by themselves cannot run in pods")
+	if s.MostNodes() > 0 && s.Cluster != nil && len(s.Cluster.Where) > 0 {
+		return fault.New(fault.Usage, "cluster.where", "omit it, or \"nodes\"",
+			"every part of an experiment on nodes runs on each of them")
+	}
+	for _, l := range s.Levels() {
+		if s.MostNodes() > 0 && s.At(l).Nodes() == 0 {
+			return fault.New(fault.Usage, "nodes", "leave it out, or every level of \"nodes\" that is above 0",
+				"a level with 0 nodes does not run on nodes, and others do")
+		}
 	}
 	if s.Duration > longestWindow {
 		return fault.New(fault.Usage, "duration", "take a shorter one, and more blocks",
@@ -174,12 +183,7 @@ func wholePods(s *spec.Spec) (bool, error) {
 // Places chooses the node of each part, which is the same in all trials. Where the spec does not say otherwise, all
 // applications run on the first node, and all loads on the second if there is one.
 func Places(s *spec.Spec, nodes []agents.Node) (map[string]string, error) {
-	var names []string
-	for _, n := range nodes {
-		if n.Ready && n.OS == "linux" && n.Schedulable {
-			names = append(names, n.Name)
-		}
-	}
+	names := taking(nodes)
 	if len(names) == 0 {
 		return nil, fault.New(fault.Machine, "", "kubectl get nodes", "no node of the cluster takes pods")
 	}
@@ -232,6 +236,27 @@ func Places(s *spec.Spec, nodes []agents.Node) (map[string]string, error) {
 		}
 	}
 	return at, nil
+}
+
+// taking returns the names of the nodes that take pods.
+func taking(nodes []agents.Node) (names []string) {
+	for _, n := range nodes {
+		if n.Ready && n.OS == "linux" && n.Schedulable {
+			names = append(names, n.Name)
+		}
+	}
+	return names
+}
+
+// Spread fits an experiment on nodes to those that take pods, and returns their names and what changed. It returns
+// nothing for another experiment.
+func Spread(s *spec.Spec, nodes []agents.Node) (names []string, changed string) {
+	if s.MostNodes() == 0 {
+		return nil, ""
+	}
+	names = taking(nodes)
+	changed = s.ScaleNodes(len(names))
+	return names[:s.MostNodes()], changed
 }
 
 // choose returns a node for the value of "on" in a spec: the node with that name or, failing that, the first node whose

@@ -38,16 +38,15 @@ func podSpec(image string, command ...string) api.PodSpec {
 	}
 }
 
-// pod returns the pod of one part of a trial. marks is nil in arms to which no subject applies.
-func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks) *api.Pod {
+// pod returns the pod of one part of a trial. marks is nil in arms to which no subject applies; an empty node is any.
+func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks, node string) *api.Pod {
 	pod := &api.Pod{ObjectMeta: p.meta(p.objectName(trial, name)), Spec: podSpec(p.o.Image, "/usr/bin/tare",
 		part.Command)}
 	pod.Spec.Containers[0].Env = []api.EnvVar{{Name: part.TokenVariable, ValueFrom: &api.EnvVarSource{
 		SecretKeyRef: &api.SecretKeySelector{LocalObjectReference: api.LocalObjectReference{Name: p.o.Owned.Name},
 			Key: tokenKey}}}, {Name: part.PodVariable, Value: pod.Name}}
 	maps.Copy(pod.Labels, map[string]string{trialLabel: trial, partLabel: name})
-	whole, _, _ := strings.Cut(name, "_") // copies run on the node of the whole part
-	if node := p.o.NodeOf[whole]; node != "" {
+	if node != "" {
 		pod.Spec.NodeSelector = map[string]string{api.LabelHostname: node}
 	}
 	limits := api.ResourceList{}

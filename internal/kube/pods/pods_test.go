@@ -113,7 +113,9 @@ func TestCheck(t *testing.T) {
 		{sandboxSpec + "  mesh: {subject: installed, labels: a=b, components: 'container=proxy,component=sidecar'}\n",
 			"this arm has the component sidecar of a pod"},
 		{started + "duration: 6m\n" + served, "must be at most 5m0s, the longest window of an agent, got 6m0s"},
-		{started + "nodes: 2\n" + served, "nodes that join by themselves"},
+		{started + "nodes: 2\n" + served, ""},
+		{started + served + "factors: {nodes: [0, 2]}\n", "a level with 0 nodes"},
+		{started + "nodes: 2\n" + served + "cluster: {where: {c: {apart: s}}}\n", "runs on each of them"},
 	} {
 		s, err := spec.Parse("x.yaml", []byte(c.text), nil)
 		if err == nil {
@@ -563,13 +565,13 @@ func TestStartedAgain(t *testing.T) {
 // TestPodHasNoRights: the pod of a part has no privileges and no rights in the cluster, and only the marks of its arm.
 func TestPodHasNoRights(t *testing.T) {
 	s := parse(t, meshSpec)
-	p := New(Options{Image: "tare:1", NodeOf: map[string]string{"server": "a"}, Owned: metav1.ObjectMeta{Namespace: "ns",
+	p := New(Options{Image: "tare:1", Owned: metav1.ObjectMeta{Namespace: "ns",
 		Name: "run", Annotations: map[string]string{}, Labels: map[string]string{agents.InstanceLabel: "run"}}})
 	marks, err := s.Arms["mesh"].Kind.(kind.Marked).Marks(s.Arms["mesh"].Options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod := p.pod("0", "server", s.Applications["server"], &marks)
+	pod := p.pod("0", "server", s.Applications["server"], &marks, "a")
 	c := pod.Spec.Containers[0]
 	if *pod.Spec.AutomountServiceAccountToken || pod.Spec.HostNetwork || pod.Spec.HostPID || len(pod.Spec.Volumes) > 0 ||
 		!*pod.Spec.SecurityContext.RunAsNonRoot || *c.SecurityContext.AllowPrivilegeEscalation ||
@@ -584,7 +586,7 @@ func TestPodHasNoRights(t *testing.T) {
 		pod.Spec.NodeSelector[api.LabelHostname] != "a" || c.Resources.Limits.Cpu().MilliValue() != 1000 {
 		t.Errorf("%+v", pod)
 	}
-	if direct := p.pod("0", "server", s.Applications["server"], nil); direct.Labels["inject"] != "" ||
+	if direct := p.pod("0", "server", s.Applications["server"], nil, ""); direct.Labels["inject"] != "" ||
 		direct.Spec.RuntimeClassName != nil {
 		t.Errorf("the baseline has the marks of the mesh: %+v", direct)
 	}
@@ -592,7 +594,7 @@ func TestPodHasNoRights(t *testing.T) {
 	if marks, err = s.Arms["sandbox"].Kind.(kind.Marked).Marks(s.Arms["sandbox"].Options); err != nil {
 		t.Fatal(err)
 	}
-	in, out := p.pod("0", "server", s.Applications["server"], marks.On("server_2")), marks.On("client")
+	in, out := p.pod("0", "server", s.Applications["server"], marks.On("server_2"), ""), marks.On("client")
 	if in.Spec.RuntimeClassName == nil || *in.Spec.RuntimeClassName != "fast" || out != nil {
 		t.Errorf("in a sandbox: %+v, %+v", in.Spec, out)
 	}

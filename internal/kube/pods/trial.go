@@ -61,6 +61,10 @@ type trial struct {
 	all    []*playing
 	silent []string // nodes that gave no window, with the reason
 	lost   []string // those of them that have an agent, or had one in this run
+
+	nodes   []string          // those that are weighed; empty: all
+	nodeOf  map[string]string // by part; one without an entry may run anywhere
+	lacking []string          // nodes on which events were lost, with the counts
 }
 
 // playing is a part whose process runs in a pod.
@@ -78,8 +82,9 @@ func (p *Place) Trial(ctx context.Context, level *spec.Spec, seed uint64, t *rec
 	defer cancel(nil)
 	x := &trial{
 		Place: p, spec: level.WithCopies(), seed: seed, id: trialName(t.Index, t.Attempt), record: t, cancel: cancel,
-		pods: map[string]*api.Pod{}, apps: map[string]kind.App{}, loads: map[string]*playing{},
+		pods: map[string]*api.Pod{}, apps: map[string]kind.App{}, loads: map[string]*playing{}, nodeOf: map[string]string{},
 	}
+	x.place(level.Nodes())
 	views, err := x.measure(work)
 	if err != nil && ctx.Err() == nil {
 		err = x.explain(ctx, err)
@@ -113,7 +118,14 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 	if err != nil {
 		return nil, err
 	}
+	all = slices.DeleteFunc(all, func(a agents.Agent) bool { return !x.weighs(a.Node) })
+	log, err := x.follow(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer log.close()
 	w := x.o.Cluster.OpenAfter(ctx, all, x.spec.Warmup, x.spec.Duration)
+	log.from(w.Start.Add(-x.spec.Warmup), w.Offsets)
 	answers := make(chan []ledger.View, 1)
 	go func() { answers <- x.gather(w) }() // ends with the window's context
 	begun := x.begin(w)
@@ -128,6 +140,9 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 	if err := x.results(ctx); err != nil {
 		return nil, err
 	}
+	if err := x.events(ctx, log); err != nil {
+		return nil, err
+	}
 	if err := x.lasted(ctx); err != nil {
 		return nil, err
 	}
@@ -140,7 +155,7 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 	silent := map[string]string{}
 	for _, n := range x.o.Nodes {
-		if n.OS == "linux" {
+		if n.OS == "linux" && x.weighs(n.Name) {
 			silent[n.Name] = noAgent
 		}
 	}
@@ -187,6 +202,27 @@ func apart(w *agents.Window, a *agents.Answer) string {
 
 const noAgent = "it has no agent"
 
+// place chooses the node of each part. In an experiment on nodes, every part runs on each of the first n.
+func (x *trial) place(n int) {
+	whole := x.parts()
+	if n == 0 {
+		for name := range whole {
+			part, _, _ := strings.Cut(name, "_") // copies run on the node of the whole part
+			x.nodeOf[name] = x.o.NodeOf[part]
+		}
+		return
+	}
+	x.spec, x.nodes = x.spec.OnEach(n), x.o.Spread[:n]
+	for i, node := range x.nodes {
+		for name := range whole {
+			x.nodeOf[kind.CopyName(name, i+1, n)] = node
+		}
+	}
+}
+
+// weighs reports whether what is used on a node is cost of the trial: on any, except in an experiment on nodes.
+func (x *trial) weighs(node string) bool { return len(x.nodes) == 0 || slices.Contains(x.nodes, node) }
+
 // parts returns the applications and the loads, by name.
 func (x *trial) parts() map[string]*kind.Part {
 	all := maps.Clone(x.spec.Applications)
@@ -213,8 +249,8 @@ func (x *trial) setUp(ctx context.Context) error {
 		services[name] = net.JoinHostPort(s.Spec.ClusterIP, strconv.Itoa(appPort))
 	}
 	for name, part := range x.parts() {
-		pod, err := x.o.Cluster.Core().Pods(x.o.Owned.Namespace).Create(ctx, x.pod(x.id, name, part, x.marks.On(name)),
-			metav1.CreateOptions{FieldManager: agents.Manager})
+		pod, err := x.o.Cluster.Core().Pods(x.o.Owned.Namespace).Create(ctx,
+			x.pod(x.id, name, part, x.marks.On(name), x.nodeOf[name]), metav1.CreateOptions{FieldManager: agents.Manager})
 		if err != nil {
 			return x.refused(err, "making the pod of "+name)
 		}
@@ -702,6 +738,7 @@ func (x *trial) account(views []ledger.View) error {
 	if err != nil {
 		return err
 	}
+	x.describe(l)
 	charge.Apply(rules, l, nil)
 	roles := map[string]measured.GroupRole{}
 	found := map[ledger.Charged]bool{}
@@ -734,9 +771,26 @@ func (x *trial) account(views []ledger.View) error {
 	m := &measured.Measured{Setup: &x.spec.Setup, Tree: measured.Nowhere}
 	if x.marks != nil {
 		m.Subject = objects
+		objects.Incomplete = x.mixed(l)
 	}
 	m.Into(x.record, roles)
 	return nil
+}
+
+// mixed reports whether the ledger has eBPF programs of nodes that are not weighed, on the machine of one that is.
+func (x *trial) mixed(l *ledger.Ledger) bool {
+	machines := map[string]bool{}
+	for _, n := range x.o.Nodes {
+		if x.weighs(n.Name) {
+			machines[n.Machine] = true
+		}
+	}
+	i := slices.IndexFunc(x.o.Nodes, func(n agents.Node) bool { return !x.weighs(n.Name) && machines[n.Machine] })
+	if i >= 0 {
+		l.Warn("programs-mixed", "the node %s is on the machine of nodes that are weighed: eBPF programs and maps are those "+
+			"of both, so what they cost is not given", x.o.Nodes[i].Name)
+	}
+	return i >= 0
 }
 
 // join joins the nodes' ledgers into one, without the charges made by their agents. Nodes on one machine see the same

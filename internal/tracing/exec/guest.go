@@ -29,8 +29,14 @@ func (asLoad) About() kind.About {
 			"--rate 1000 --warmup 1s --duration 10s --json",
 		}},
 		MakesEvents: true,
+		InPods:      true,
 		Rate:        func(v param.Values) float64 { return OptionsOf(v).Rate }, // 0 for a storm
 	}
+}
+
+// Events implements kind.EventMaker.
+func (asLoad) Events(r *load.Result) (made, failed int64) {
+	return int64(r.Counts[CountMade]), int64(r.Counts[CountFailed])
 }
 
 // Play runs the load's process.

@@ -3,6 +3,7 @@ package tracer
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"tare/internal/experiment/record"
@@ -121,7 +122,7 @@ func (p *prose) tracer(t *analysis.Table, all loss) {
 	switch {
 	case all.lost == 0 && all.unsaid == 0:
 	case all.tells == 0:
-		p.Add("It says nothing of what it loses.")
+		p.Add("No report of its losses by itself was seen.")
 	case all.unsaid == 0 && all.said < all.lost:
 		p.Add("It says so itself of %s of them, and nothing of the others.", count(all.said))
 	case all.unsaid == 0:
@@ -175,19 +176,27 @@ func (p *prose) traceCost(t *analysis.Table) {
 	var costs []string
 	for _, at := range ends {
 		p.At = at
-		if e := p.Find("cpu_seconds_per_kiloevent"); e != nil {
-			text := analysis.Said(e)
-			agent, bpf := p.Find("agent_cpu_seconds_per_kiloevent"), p.Find("bpf_seconds_per_kiloevent")
-			if agent != nil && bpf != nil {
+		whole, agent := p.Find("cpu_seconds_per_kiloevent"), p.Find("agent_cpu_seconds_per_kiloevent")
+		if whole != nil {
+			text := analysis.Said(whole)
+			if bpf := p.Find("bpf_seconds_per_kiloevent"); agent != nil && bpf != nil {
 				text += fmt.Sprintf(" (%s in its processes, %s in its programs)", analysis.Said(agent), analysis.Said(bpf))
 			}
 			costs = append(costs, text+p.Here())
+		} else if agent != nil {
+			costs = append(costs, analysis.Said(agent)+" in its processes"+p.Here())
 		}
 	}
-	if len(costs) > 0 {
+	switch {
+	case len(costs) == 0:
+	case p.inPods(t):
+		p.Add("Its CPU time for 1,000 of the load's events, with whatever else it traced, is %s.", analysis.Join(costs))
+	default:
 		p.Add("The CPU time of 1,000 events is %s.", analysis.Join(costs))
 	}
-	if e := p.Find("throughput_per_second"); e != nil && e.Difference != nil && e.Ratio != nil {
+	if p.inPods(t) {
+		p.Add("It runs beside the baseline too, so how much it slows the load is not known.")
+	} else if e := p.Find("throughput_per_second"); e != nil && e.Difference != nil && e.Ratio != nil {
 		base, at := p.Of("throughput_per_second", record.Direct), p.Here()
 		if at != "" {
 			at += ","
@@ -215,6 +224,13 @@ func (p *prose) traceCost(t *analysis.Table) {
 	}
 }
 
+// inPods reports whether the tracer was installed in a cluster: nothing counts the load's events there but the load.
+func (p *prose) inPods(t *analysis.Table) bool {
+	return !slices.ContainsFunc(t.Levels, func(at map[string]string) bool {
+		return len(t.Column(at, p.Arm, "events_counted")) > 0
+	})
+}
+
 // byNodes writes whether the cost on each node depends on the number of nodes, if the run varies that number, and how
 // many nodes failed.
 func (p *prose) byNodes(t *analysis.Table) {
@@ -233,7 +249,8 @@ func (p *prose) byNodes(t *analysis.Table) {
 		{"cpu_seconds_per_kiloevent", "CPU time per 1,000 events"},
 		{"agent_cpu_seconds_per_kiloevent", "part of its processes in that"},
 		{"bpf_seconds_per_kiloevent", "part of its programs, which on one machine run for the events of all its nodes,"},
-		{"memory_hard_bytes", "hard memory of a node's tracer"},
+		{"memory_hard_bytes", map[bool]string{false: "hard memory of a node's tracer",
+			true: "hard memory of all nodes' tracers"}[p.inPods(t)]},
 	} {
 		slope, model := p.slope(m.metric, factor)
 		if model == nil || slope.Lo == nil || slope.Hi == nil {

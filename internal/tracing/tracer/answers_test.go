@@ -56,7 +56,7 @@ func TestTraceAnswers(t *testing.T) {
 			"It says so itself, to the event.", "At rate 64000, the load made 36,000 events/s with it and 36,000 without; the " +
 				"difference is not resolved."},
 		[]string{"partly: ", "It says so itself of 20 of them, and nothing of the others."},
-		[]string{"silent: ", "It says nothing of what it loses."},
+		[]string{"silent: ", "No report of its losses by itself was seen."},
 		[]string{"whole: of 16,000 events in 16 trials none was lost; so fewer than 3 in 16 such trials lose any, at 95 %.",
 			"The CPU time of 1,000 events is 2.0", " in its processes, ", " in its programs) at rate 1000 and 2.0",
 			"At rate 64000, the load made 27,000 events/s with it and 36,000 without: 25", "less.",
@@ -79,6 +79,28 @@ func TestTraceAnswersOfAMachine(t *testing.T) {
 		[]string{"node lost 1,760 of 17,600 events (10.0 %)."},
 		[]string{"node: of 17,600 events in 8 trials 1,760 were lost (10.0 %)",
 			"160 of the load's events came late (10.0 %)"})
+}
+
+// TestTraceAnswersInPods: of a tracer that runs beside the baseline too, answers do not say how much it slows the load.
+func TestTraceAnswersInPods(t *testing.T) {
+	levels := []map[string]string{{"nodes": "2"}, {"nodes": "5"}}
+	s := analysistest.Sweep{Levels: levels, Arms: []string{"installed"}}.Answered(t,
+		func(arm string, _ map[string]string) map[string]float64 {
+			m := map[string]float64{"events_generated": 200, "throughput_per_second": 100}
+			if arm == "installed" {
+				m["events_expected"], m["events_lost"], m["agent_cpu_seconds_per_kiloevent"] = 200, 0, 3e-3
+			}
+			return m
+		})
+	analysistest.Holds(t, s,
+		[]string{"installed delivered every event."},
+		[]string{"installed: of 3,200 events in 16 trials none was lost", "Its CPU time for 1,000 of the load's events, with " +
+			"whatever else it traced, is 3.0", " in its processes", "so how much it slows the load is not known."})
+	for _, a := range s.Answers {
+		if strings.Contains(a.Answer, "without") {
+			t.Errorf("%s", a.Answer)
+		}
+	}
 }
 
 // TestOwnTracer uses the spec of docs/tracers.md: losses come first in the answers, whatever the experiment is called

@@ -67,8 +67,13 @@ func (g asSubject) Check(o param.Values) error {
 
 // CheckSetup checks that there is a load whose events the tracer can deliver.
 func (g asSubject) CheckSetup(s *kind.Setup, _ string, _ *kind.Part) error {
+	return needsEvents(s, g.Name)
+}
+
+// needsEvents returns an error if no load makes events.
+func needsEvents(s *kind.Setup, tracer string) error {
 	if s.EventLoad() == "" {
-		return fmt.Errorf("a tracer (%s) needs something to trace: give the spec a load of kind %s", g.Name, execload.Name)
+		return fmt.Errorf("a tracer (%s) needs something to trace: give the spec a load of kind %s", tracer, execload.Name)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package tracer
 import (
 	"slices"
 
+	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
@@ -77,7 +78,8 @@ var ofEvents = []measured.Metric{
 			Name: "agent_cpu_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.PerExpected,
 			Cost: true, Better: metric.Lower, Needs: measured.NeedAgentCost, Rule: perExpected,
 			How: "CPU time of the tracer's control group, from the end of its setup until it was asked to end, per 1,000 " +
-				"events of that time that it should deliver." + measured.NoSubject,
+				"events of that time that it should deliver. In pods: in the window, per 1,000 of the load's events, whatever " +
+				"else it traced." + measured.NoSubject,
 		},
 		Value: execload.WhereEvents(agentPerKiloevent),
 	},
@@ -201,6 +203,8 @@ func agentPerKiloevent(m *measured.Measured) (float64, bool) {
 	switch {
 	case m.Subject == nil:
 		return 0, true
+	case m.Tree == measured.Nowhere: // in pods, where the agents of the nodes have read its groups
+		return execload.PerKiloevent(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Subject) })(m)
 	case e == nil || e.CPUSeconds == nil || m.Events.Expected == nil || *m.Events.Expected <= 0:
 		return 0, false
 	}
@@ -218,7 +222,7 @@ var programsPerKiloevent = execload.PerKiloevent(func(m *measured.Measured) (flo
 	case of == nil || *of <= 0: // nobody counts what it delivers, so what it should deliver is unknown
 		return 0, false
 	default:
-		return rate * float64(m.Events.Counted) / float64(*of), ok
+		return rate * float64(m.Events.Generated) / float64(*of), ok
 	}
 })
 

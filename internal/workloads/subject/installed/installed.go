@@ -40,12 +40,15 @@ var settings = []param.Setting{
 			"arm have them; no pod of the baseline may"},
 	{Name: partsKey, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "the applications and loads whose pods get all these, separated by commas; by default, every one"},
-	{Name: componentsKey, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "what its cost is: rules as of `tare weigh --tare`, separated by semicolons, such as " +
-			"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule " +
-			"with a container and no namespace is about the trial's pods. May be omitted with a RuntimeClass, whose cost " +
-			"is the difference between the pods"},
+	Components,
 }
+
+// Components is the setting for the cost of a subject, also of others that are installed.
+var Components = param.Setting{Name: componentsKey, Type: param.TypeText, Reach: param.ReachNothing,
+	Doc: "what its cost is: rules as of `tare weigh --tare`, separated by semicolons, such as " +
+		"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule " +
+		"with a container and no namespace is about the trial's pods. May be omitted with a RuntimeClass, whose cost " +
+		"is the difference between the pods"}
 
 func (guest) About() kind.About {
 	return kind.About{
@@ -53,7 +56,7 @@ func (guest) About() kind.About {
 		Summary:  "what is installed in a cluster, for kubectl tare run",
 		Settings: settings,
 		InPath: func(v param.Values) bool {
-			m, err := guest{}.Marks(v)
+			m, err := Marks(v)
 			return err == nil && (len(m.Applied) > 0 ||
 				slices.ContainsFunc(m.Components, func(r charge.Rule) bool { return kind.InPods(&r) }))
 		},
@@ -61,8 +64,8 @@ func (guest) About() kind.About {
 }
 
 // Check refuses settings that cannot be parsed, and an arm that has neither components nor a RuntimeClass.
-func (g guest) Check(v param.Values) error {
-	_, err := g.Marks(v)
+func (guest) Check(v param.Values) error {
+	_, err := Marks(v)
 	return err
 }
 
@@ -70,7 +73,10 @@ func (g guest) Check(v param.Values) error {
 func (guest) Version(context.Context, param.Values, string) (name, version string) { return "", "" }
 
 // Marks implements kind.Marked.
-func (guest) Marks(v param.Values) (m kind.Marks, err error) {
+func (guest) Marks(v param.Values) (kind.Marks, error) { return Marks(v) }
+
+// Marks parses the values of the subject's settings, or of some of them.
+func Marks(v param.Values) (m kind.Marks, err error) {
 	if m.Labels, err = pairs(labelsKey, v[labelsKey]); err != nil {
 		return m, err
 	}
