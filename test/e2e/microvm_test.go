@@ -154,6 +154,30 @@ func waitFor(t *testing.T, name, text string) {
 	t.Fatalf("%q never came: %q", text, b)
 }
 
+// waitForSignal is waitFor for what a container writes on USR1. Once, beside much else, a microvm wrote nothing in a
+// minute: a failure says whether it ran at all, and whether another signal got through.
+func (r ociRuntime) waitForSignal(t *testing.T, id, name, text string) {
+	t.Helper()
+	defer func() {
+		if !t.Failed() {
+			return
+		}
+		used := func() string {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.state(t, id).Pid))
+			if fields := strings.Fields(string(stat)); err == nil && len(fields) > 14 {
+				return "user " + fields[13] + ", system " + fields[14]
+			}
+			return fmt.Sprint(err)
+		}
+		before := used()
+		r.must(t, "kill", id, "USR1")
+		time.Sleep(10 * time.Second)
+		b, _ := os.ReadFile(name)
+		t.Logf("ticks of its process: %s, and %s 10 s after a second signal; it wrote %q", before, used(), b)
+	}()
+	waitFor(t, name, text)
+}
+
 // await waits until a container has a status.
 func (r ociRuntime) await(t *testing.T, id string, status specs.ContainerState) specs.State {
 	t.Helper()
@@ -388,7 +412,7 @@ func TestMicrovmLifeCycle(t *testing.T) {
 			r.mustNot(t, "start", id)
 			r.mustNot(t, "delete", id)
 			r.must(t, "kill", id, "USR1")
-			waitFor(t, out, "usr1")
+			r.waitForSignal(t, id, out, "usr1")
 			r.must(t, "kill", id)
 			r.mustNot(t, "kill", id, "MOON")
 			if s := r.state(t, id); s.Status != specs.StateRunning {
