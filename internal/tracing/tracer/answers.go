@@ -183,7 +183,7 @@ func (p *prose) traceCost(t *analysis.Table) {
 				text += fmt.Sprintf(" (%s in its processes, %s in its programs)", analysis.Said(agent), analysis.Said(bpf))
 			}
 			costs = append(costs, text+p.Here())
-		} else if agent != nil {
+		} else if agent != nil && p.inPods(t) {
 			costs = append(costs, analysis.Said(agent)+" in its processes"+p.Here())
 		}
 	}

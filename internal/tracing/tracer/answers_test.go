@@ -94,8 +94,9 @@ func TestTraceAnswersInPods(t *testing.T) {
 		})
 	analysistest.Holds(t, s,
 		[]string{"installed delivered every event."},
-		[]string{"installed: of 3,200 events in 16 trials none was lost", "Its CPU time for 1,000 of the load's events, with " +
-			"whatever else it traced, is 3.0", " in its processes", "so how much it slows the load is not known."})
+		[]string{"installed: of 3,200 events in 16 trials none was lost",
+			"Its CPU time for 1,000 of the load's events, with whatever else it traced, is 3.0", " in its processes",
+			"so how much it slows the load is not known."})
 	for _, a := range s.Answers {
 		if strings.Contains(a.Answer, "without") {
 			t.Errorf("%s", a.Answer)
