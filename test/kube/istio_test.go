@@ -40,7 +40,7 @@ spec: {mtls: {mode: STRICT}}
 `
 
 // upWithIstio starts a cluster of two nodes with Istio, of the programs and images in the directory TARE_ISTIO:
-// bin/istioctl, and images/pilot.tar and proxyv2.tar, named tare.test/NAME. Sidecars speak mutual TLS only.
+// bin/istioctl, and images/pilot.tar and proxyv2.tar, named tare.test/NAME.
 func upWithIstio(t *testing.T) *plugin {
 	t.Helper()
 	dir := os.Getenv("TARE_ISTIO")
@@ -75,14 +75,16 @@ func upWithIstio(t *testing.T) *plugin {
 	apply(fmt.Sprintf(dns, kubectl("-n", "istio-system", "get", "service", "istiod", "-o", "jsonpath={.spec.clusterIP}")))
 	kubectl("-n", "kube-system", "wait", "--for=condition=Ready", "pod/dns", "--timeout=120s")
 	kubectl("-n", "istio-system", "rollout", "status", "deployment/istiod", "--timeout=120s")
-	apply(strict)
 	return p
 }
 
 // TestIstio runs the ready-made experiment for Istio's sidecars in its quick form.
 func TestIstio(t *testing.T) {
 	long.Test(t, "6 min: Istio's sidecars weighed in pods of two nodes, where TARE_ISTIO has Istio")
-	s := upWithIstio(t).readyMade(t, "cluster/istio-sidecar")
+	p := upWithIstio(t)
+	apply, _ := p.must(t)
+	apply(strict)
+	s := p.readyMade(t, "cluster/istio-sidecar")
 	components := map[string]float64{}
 	for i := range s.Estimates {
 		if e := &s.Estimates[i]; e.Arm == "istio" && e.Metric == "subject_cpus" {
@@ -96,11 +98,34 @@ func TestIstio(t *testing.T) {
 	}
 }
 
+// TestIstioHops runs the ready-made experiment for one sidecar and two in its quick form: one has one to pay for.
+func TestIstioHops(t *testing.T) {
+	long.Test(t, "6 min: one of Istio's sidecars and two, where TARE_ISTIO has Istio")
+	s := upWithIstio(t).readyMade(t, "cluster/istio-hops")
+	components := map[string]float64{}
+	for i := range s.Estimates {
+		if e := &s.Estimates[i]; e.Metric == "subject_cpus" && strings.HasPrefix(e.Component, "sidecar.") {
+			components[e.Arm+" "+e.Component] = e.Value
+		}
+	}
+	for _, name := range []string{"server-only sidecar.server", "both sidecar.server", "both sidecar.client"} {
+		if components[name] <= 0 {
+			t.Errorf("%s uses %g CPUs", name, components[name])
+		}
+	}
+	if len(components) != 3 {
+		t.Errorf("sidecars: %v", components)
+	}
+}
+
 // TestIstioConnections runs the ready-made experiment for connections through Istio's sidecars in its quick form: the
 // memory of the client's sidecar grows with them.
 func TestIstioConnections(t *testing.T) {
 	long.Test(t, "8 min: connections through Istio's sidecars, where TARE_ISTIO has Istio")
-	s := upWithIstio(t).readyMade(t, "cluster/istio-connections")
+	p := upWithIstio(t)
+	apply, _ := p.must(t)
+	apply(strict)
+	s := p.readyMade(t, "cluster/istio-connections")
 	memory := map[string]float64{}
 	for i := range s.Estimates {
 		e := &s.Estimates[i]
