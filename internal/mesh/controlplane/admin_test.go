@@ -154,8 +154,8 @@ func TestHistoryOfStrangers(t *testing.T) {
 		InitialResourceVersions: map[string]string{"a": "old", "b": "gone"}}); err != nil {
 		t.Fatal(err)
 	}
-	take() // version of a is outdated
-	take() // b does not exist
+	take() // the version of resource a is outdated
+	take() // resource b does not exist
 	if list := admin.history.list(); len(list) > 0 {
 		t.Errorf("%+v", list)
 	}

@@ -66,7 +66,7 @@ func served(t *testing.T, text string, o PlaneOptions) (*Plane, string) {
 	return servedAtMost(t, MaxConnections, text, o)
 }
 
-// servedAtMost is served with a limit of connections.
+// servedAtMost is like served, but limits the number of open connections.
 func servedAtMost(t *testing.T, connections int, text string, o PlaneOptions) (*Plane, string) {
 	t.Helper()
 	p, err := NewPlane(t.Context(), compiled(t, text), o)
@@ -254,8 +254,8 @@ func TestPlaneIdentityChanges(t *testing.T) {
 }
 
 // TestPlaneEndsStreams: a stream ends at once when the root of its certificate is no longer trusted. When its
-// certificate has expired, it ends before a new key would be sent; the proxy goes on with its next certificate, by the
-// same gRPC client.
+// certificate has expired, it ends before a new key would be sent; the proxy goes on with its next certificate and
+// the same gRPC client.
 func TestPlaneEndsStreams(t *testing.T) {
 	const web = "spiffe://mesh.local/ns/default/sa/web"
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -353,7 +353,7 @@ func TestPlaneEndsStreams(t *testing.T) {
 
 // beginHTTP2 sends what an HTTP/2 client sends first.
 func beginHTTP2(c net.Conn) {
-	_, _ = io.WriteString(c, http2.ClientPreface) // it may have been closed
+	_, _ = io.WriteString(c, http2.ClientPreface) // the connection may have been closed
 	_ = http2.NewFramer(c, nil).WriteSettings()
 }
 
@@ -390,7 +390,7 @@ func TestPlaneStrangers(t *testing.T) {
 	for range 10 * most {
 		c, err := tls.Dial("tcp", address, own)
 		if err != nil {
-			continue // it was turned away, before another was closed for the last one
+			continue // refused: the server had not yet closed an older one to make room
 		}
 		t.Cleanup(func() { c.Close() })
 		open.Add(1)
@@ -558,7 +558,8 @@ func TestPlaneWritesOthers(t *testing.T) {
 	}
 }
 
-// TestPlaneRefusesDirectories: a directory that other users can write to, and an id that leads out of it.
+// TestPlaneRefusesDirectories: the control plane does not write into a directory that other users can write to, nor for
+// a proxy whose id leads out of the directory.
 func TestPlaneRefusesDirectories(t *testing.T) {
 	open := t.TempDir()
 	if err := os.Chmod(open, 0o777); err != nil {

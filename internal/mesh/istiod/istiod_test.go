@@ -123,7 +123,7 @@ func TestKubernetes(t *testing.T) {
 	<-ended
 }
 
-// TestBehind: ControlPlane writes the setting of further services.
+// TestBehind: ControlPlane passes services to the process by --behind, in the form that the setting accepts.
 func TestBehind(t *testing.T) {
 	argv, err := ControlPlane("/bin/tare", map[string]string{"10.96.0.2:80": "127.0.0.1:8081",
 		"10.96.0.1:80": "127.0.0.1:8080"})

@@ -1,7 +1,7 @@
 package kernelmesh
 
-// One object for each design of the store, with the same programs. They are for little-endian machines, with mcpu v3
-// (Linux 5.1) and compare-and-exchange (Linux 5.12).
+// There is one object for each design of the store, with the same programs in all. The objects are for little-endian
+// machines, with mcpu v3 (Linux 5.1) and compare-and-exchange (Linux 5.12).
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -tags linux -no-global-types mapinmap bpf/kernelmesh.c -- "-DSTORE=\"mapinmap.h\"" -I../store/bpf -I../store/records/bpf -I../store/mapinmap/bpf -O2 -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -tags linux -no-global-types sized bpf/kernelmesh.c -- "-DSTORE=\"sized.h\"" -I../store/bpf -I../store/records/bpf -I../store/sized/bpf -O2 -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -tags linux -no-global-types value bpf/kernelmesh.c -- "-DSTORE=\"value.h\"" -I../store/bpf -I../store/value/bpf -O2 -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu

@@ -27,7 +27,8 @@ import (
 	"tare/test/started"
 )
 
-// The test binary starts itself again in these roles.
+// roleVariable is the environment variable by which the test binary tells its child processes, which run the same
+// binary, what to do.
 const roleVariable = "TARE_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -264,7 +265,7 @@ func disconnect(fd int) error {
 	return nil
 }
 
-// process is a helper process with its ends of the pipes.
+// process is a helper process with the test's ends of its pipes.
 type process struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -294,7 +295,7 @@ type client struct {
 	answers *json.Decoder
 }
 
-// newClient starts a client in a cgroup; "" leaves it where the test is.
+// newClient starts a client in a cgroup, or in the test's own if cgroup is empty.
 func newClient(t testing.TB, cgroup string) *client {
 	p := start(t, "client", cgroup)
 	return &client{p, json.NewDecoder(p.out)}
@@ -315,7 +316,7 @@ func (c *client) ask(t testing.TB, r request) answer {
 	return a
 }
 
-// want fails the test unless the answer is exactly this.
+// want fails the test unless the answer has exactly these banners, peers and errors.
 func (a answer) want(t testing.TB, banners, peers, errs map[string]int) {
 	t.Helper()
 	for _, part := range []struct {
@@ -396,7 +397,7 @@ func testCgroup(t testing.TB) string {
 	}
 	t.Cleanup(func() {
 		err := os.Remove(dir)
-		for i := 0; errors.Is(err, unix.EBUSY) && i < 100; i++ { // an ended process leaves a moment later
+		for i := 0; errors.Is(err, unix.EBUSY) && i < 100; i++ { // a process leaves its cgroup a moment after it ends
 			time.Sleep(10 * time.Millisecond)
 			err = os.Remove(dir)
 		}
@@ -499,7 +500,7 @@ func (p *plane) program(t testing.TB, name string) ProgramStats {
 	return ProgramStats{}
 }
 
-// stores are the designs that tests run with. Naive waits for some milliseconds with each record that it writes, and
+// stores are the designs that tests run with. Naive waits for some milliseconds at each record that it writes, and
 // shares its programs with pooled, so that only TestNaive uses it. Pooled makes its maps on demand, which is faster
 // here.
 var stores = []string{"snapshot", "value", "sized", "sized:ordered", "pooled:ondemand"}

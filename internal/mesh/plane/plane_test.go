@@ -56,7 +56,7 @@ func TestFleetAtPlane(t *testing.T) {
 	}
 }
 
-// TestFleetAtIstiod: so does istiod, with requests as its own proxies make them.
+// TestFleetAtIstiod: istiod does the fleet's work, with requests like those of Istio's own proxies.
 func TestFleetAtIstiod(t *testing.T) {
 	if os.Getenv("TARE_ISTIOD_TEST") == "" {
 		t.Skip("make istiod-test runs it")
@@ -158,7 +158,8 @@ func TestEffect(t *testing.T) {
 	}
 }
 
-// inOrder checks that half of the proxies have something no earlier than the first one, and so on.
+// inOrder checks that the mean times do not decrease: half of the proxies cannot have a change before the first proxy
+// has it, for example.
 func inOrder(t *testing.T, r *load.Result) {
 	t.Helper()
 	last := 0.0

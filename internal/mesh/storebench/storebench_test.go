@@ -29,7 +29,7 @@ import (
 // fake is a store that records changes, and takes a millisecond for each.
 type fake struct {
 	config  *mesh.Config
-	most    int // maximum number of resources at the same time
+	most    int // largest number of clusters at the same time
 	kinds   map[string]int
 	refuses bool
 }
@@ -113,7 +113,8 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// TestSlow: a store that is too slow for a flush within the window makes one nevertheless; the warm-up is not counted.
+// TestSlow: a run counts one flush even if the store is too slow to end one within the window, and counts none of the
+// warm-up.
 func TestSlow(t *testing.T) {
 	b, _ := newFake(t, Options{Resource: Listener, Operation: Delete, From: Struct})
 	r, err := b.Run(t.Context(), schedule(0, 1))
@@ -158,7 +159,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestWire: changes from bytes equal the decoded ones.
+// TestWire: a change decoded from bytes equals the same change made from structs.
 func TestWire(t *testing.T) {
 	for _, resource := range Resources {
 		decoded, err := newInputs(Options{Resource: resource, From: Struct})
@@ -273,7 +274,7 @@ func TestRole(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	// A parent that goes before the start is no error.
+	// It is no error if the parent closes the connection before it sends a start.
 	if err := Run(t.Context(), o, role.NewConn(strings.NewReader(""), &bytes.Buffer{})); err != nil {
 		t.Error(err)
 	}
@@ -282,7 +283,7 @@ func TestRole(t *testing.T) {
 func TestOptionsOf(t *testing.T) {
 	for _, c := range []struct {
 		given param.Values
-		says  string // of the error
+		says  string // text in the expected error; empty: no error
 		want  Options
 	}{
 		{param.Values{"store": "value"}, "", Options{Store: "value", Resource: Cluster, Operation: Replace, From: Struct,

@@ -277,7 +277,8 @@ func TestFollow(t *testing.T) {
 		r.Endpoints = []*endpointv3.ClusterLoadAssignment{endpoints("a", 9), r.Endpoints[1]}
 		p.set(r)
 		m.is("a: 127.0.0.1:9; b: 127.0.0.1:3; l 10.0.0.1:80 -> [a]")
-		// Everything in use is removed, and its listener exchanges addresses with another one, in one change.
+		// One change removes the cluster in use, moves its listener, and gives the listener's old address to a new one. The
+		// next change exchanges the addresses of the two.
 		r = controlplane.Resources{Clusters: []*clusterv3.Cluster{b, edsCluster("c")},
 			Endpoints: []*endpointv3.ClusterLoadAssignment{r.Endpoints[1], endpoints("c", 4)},
 			Listeners: []*listenerv3.Listener{tcpListener("l", 81, "b"), tcpListener("m", 80, "c")}}
@@ -300,8 +301,8 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// A control plane removes a cluster that a listener still names: the client must keep it until the listener is
-// removed.
+// TestRemovedInUse: if a control plane removes a cluster that a listener still names, the client keeps the cluster until
+// the listener is removed.
 func TestRemovedInUse(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
@@ -313,7 +314,7 @@ func TestRemovedInUse(t *testing.T) {
 		m.is("a: 127.0.0.1:1; b: 127.0.0.1:2; l 10.0.0.1:80 -> [a]")
 		p.set(controlplane.Resources{Listeners: []*listenerv3.Listener{l}})
 		m.is("a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]")
-		// It comes back with other endpoints.
+		// The cluster comes back with other endpoints.
 		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a")},
 			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 7)}, Listeners: []*listenerv3.Listener{l}})
 		m.is("a: 127.0.0.1:7; l 10.0.0.1:80 -> [a]")
@@ -378,7 +379,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// What the store cannot hold is refused by name, as if it were invalid, and the rest is applied.
+// TestStoreRefuses: resources that the store cannot hold are refused by name, as if they were invalid, and the rest is
+// applied.
 func TestStoreRefuses(t *testing.T) {
 	tooLarge := func(name string) error { return fault.New(fault.Usage, name, "", "there is no room") }
 	for name, refuse := range map[string]func(mesh.Change) error{
@@ -469,7 +471,7 @@ func TestRestart(t *testing.T) {
 		m.mu.Unlock()
 		p2.stop()
 		m.until("stale", func() bool { return c.State().Phase == Stale })
-		// It comes back with fewer resources.
+		// The control plane comes back with fewer resources.
 		p3 := startPlane(t, p.address)
 		p3.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a}, Endpoints: []*endpointv3.ClusterLoadAssignment{ea},
 			Listeners: []*listenerv3.Listener{l}})
@@ -553,8 +555,8 @@ func TestHostNames(t *testing.T) {
 	})
 }
 
-// A cluster whose endpoints never come becomes active without any once its time is over, and then the listener that
-// names it.
+// TestEndpointsThatNeverCome: a cluster whose endpoints never come becomes active without endpoints after its
+// initial_fetch_timeout, and so does the listener that names it.
 func TestEndpointsThatNeverCome(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
@@ -564,7 +566,7 @@ func TestEndpointsThatNeverCome(t *testing.T) {
 			Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a"), tcpListener("m", 81, "unknown")}})
 		c := m.run(p.address, world)
 		m.is("a:; l 10.0.0.1:80 -> [a]")
-		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // counted when the store has the change
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // the metrics follow the store's change
 			n := c.Metrics()
 			if n.Waiting == 1 && n.WaitingClusters == 1 {
 				break
@@ -623,7 +625,7 @@ func wrap(t *testing.T, k Kind, m proto.Message) *anypb.Any {
 	return &anypb.Any{TypeUrl: k.TypeURL(), Value: b}
 }
 
-// A complete conversation with the state of the world, request by request.
+// TestWorldProtocol checks a whole conversation in the state-of-the-world variant, request by request.
 func TestWorldProtocol(t *testing.T) {
 	done := make(chan struct{})
 	var first sync.Once
@@ -667,7 +669,7 @@ func TestWorldProtocol(t *testing.T) {
 		expect(stream, Endpoints, "e1", "2", "", "a")
 		send(Listeners, "l1", "3", &anypb.Any{TypeUrl: Listeners.TypeURL(), Value: []byte{0xff}})
 		expect(stream, Listeners, "", "3", "resources[0]: listener: this is no envoy.config.listener.v3.Listener")
-		// Twice in one response, and of another type: the old state and version stay.
+		// One cluster is given twice and another has the wrong type: the old state and version stay.
 		send(Clusters, "c2", "4", wrap(t, Clusters, edsCluster("a")), wrap(t, Clusters, edsCluster("a")),
 			&anypb.Any{TypeUrl: "x", Value: wrap(t, Clusters, edsCluster("z")).Value})
 		expect(stream, Clusters, "c1", "4", "cluster \"a\": it is given twice\ncluster \"z\": it is of type \"x\"")
@@ -751,7 +753,8 @@ func TestDeltaProtocol(t *testing.T) {
 	m.is("a: 127.0.0.1:1; c: 127.0.0.1:3; l 10.0.0.1:80 -> [a]")
 }
 
-// A control plane that sends the same invalid resource again after each refusal must not keep both busy.
+// TestRefusalsAreHeldBack: a control plane that sends the same invalid resource again after each refusal must not keep
+// itself and the client busy.
 func TestRefusalsAreHeldBack(t *testing.T) {
 	m := newModel(t)
 	s := &script{}
@@ -783,7 +786,7 @@ func TestRefusalsAreHeldBack(t *testing.T) {
 	}
 }
 
-// Whatever it receives, the client keeps running, keeps its configuration, and accepts valid resources afterwards.
+// TestHostileServers: whatever the client receives, it keeps running, and accepts valid resources afterwards.
 func TestHostileServers(t *testing.T) {
 	good := func(stream wholeStream) {
 		for k, m := range map[Kind]proto.Message{Clusters: func() proto.Message {
@@ -867,7 +870,7 @@ func TestHostileServers(t *testing.T) {
 	}
 }
 
-// A server that accepts connections and sends nothing, and one that stops in the middle of a response.
+// TestStalledServers: if a server accepts connections and sends nothing, the client gives up and tries again.
 func TestStalledServers(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -882,7 +885,8 @@ func TestStalledServers(t *testing.T) {
 	}
 }
 
-// cut forwards the first bytes of every connection to the client and then stops.
+// TestStallsMidStream: if the connection stalls in the middle of a response, the client applies none of the response, and
+// gets all of it after it reconnects.
 func TestStallsMidStream(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p := startPlane(t, "127.0.0.1:0")
@@ -988,7 +992,7 @@ func TestReplacedRefusals(t *testing.T) {
 	}
 }
 
-// A response of millions of empty resources must use neither the machine's memory nor an unbounded answer.
+// TestManyRefusals: the refusal of a response with 300,000 empty resources is of limited length.
 func TestManyRefusals(t *testing.T) {
 	s := newState(Options{}.withDefaults().Limits)
 	r := responseOf(make([]item, 300000)...)
@@ -1015,7 +1019,7 @@ func TestLimits(t *testing.T) {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}
-	for range 100 { // replacing a resource does not add up
+	for range 100 { // a replaced resource is counted once
 		a := edsCluster("a")
 		if got := take(a); got != "" {
 			t.Fatal(got)

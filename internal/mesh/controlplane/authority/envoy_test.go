@@ -74,7 +74,7 @@ func newMeshServer(t *testing.T, a *Authority) *meshServer {
 	}
 }
 
-// start starts it at an address. It can be called again after stop.
+// start starts the server at an address. It can be called again after stop.
 func (m *meshServer) start(address string, accounts *ServiceAccounts) {
 	m.t.Helper()
 	l, err := net.Listen("tcp", address)
@@ -355,7 +355,8 @@ func (s *sidecar) listens(name string) string {
 // sds refers to a secret of the control plane.
 const sds = `{"name": %q, "sdsConfig": {"ads": {}, "resourceApiVersion": "V3"}}`
 
-// common is the TLS configuration of both sides: TLS 1.3, the own certificate, and a peer of one identity.
+// common returns the TLS configuration of either side: TLS 1.3, its own certificate, and the identity that its peer must
+// have.
 func common(peer string) string {
 	return fmt.Sprintf(`"commonTlsContext": {
 		"tlsParams": {"tlsMinimumProtocolVersion": "TLSv1_3", "tlsMaximumProtocolVersion": "TLSv1_3"},
@@ -383,8 +384,8 @@ func httpListener(name, routes, tls string) string {
 		}}]%s}]}`, name, name, routes, tls)
 }
 
-// httpCluster makes an HTTP/1.1 cluster of one endpoint, with that many requests per connection (0: no limit), and
-// with TLS if tls is not empty.
+// httpCluster makes an HTTP/1.1 cluster of one endpoint, with a maximum number of requests per connection (0: no limit),
+// and with TLS if tls is not empty.
 func httpCluster(name, address string, requests int, tls string) string {
 	if tls != "" {
 		tls = `, "transportSocket": {"name": "envoy.transport_sockets.tls", "typedConfig": {
@@ -609,7 +610,7 @@ func TestEnvoy(t *testing.T) {
 
 func newFlow() *flow { return &flow{serials: map[string]bool{}, issuers: map[string]bool{}} }
 
-// roots returns the number of roots that the sidecar reports to trust for the mesh.
+// roots returns the number of roots that the sidecar trusts for the mesh, as its admin interface reports them.
 func (s *sidecar) roots() int {
 	var dump struct {
 		Configs []struct {

@@ -13,8 +13,8 @@ import (
 	"tare/internal/mesh/controlplane/injection/probes"
 )
 
-// TestPage: the examples of the page work as they are: the webhook's configuration, whose proxy has the arguments that
-// 'tare controlplane pod' requires, and the API server's configuration.
+// TestPage: the examples in docs/injection.md work as they are: the webhook's configuration, whose proxy has the
+// arguments that 'tare controlplane pod' requires, and the API server's configuration.
 func TestPage(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/injection.md")
 	if err != nil {

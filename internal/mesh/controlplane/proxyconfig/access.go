@@ -55,8 +55,8 @@ func (s *service) sends(r *route, to *service) bool {
 	return weights[to.Name] > 0
 }
 
-// grant adds the access list of the service by to s.grants. From the entries that name routes, it takes only the routes
-// for which concerns(route) is true.
+// grant adds to s.grants the access list of by, which is s or a service that leads to s. From the entries that name
+// routes, it takes only the routes for which concerns(route) is true.
 func (s *service) grant(m *Mesh, by *service, concerns func(*route) bool) error {
 	total := 0
 	for i, a := range by.Access {

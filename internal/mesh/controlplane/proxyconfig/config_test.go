@@ -61,8 +61,8 @@ resources:
               cluster: raw
 `
 
-// The data plane accepts everything that a mesh file can express without raw resources, and the result has the right
-// meaning.
+// TestPlainWords: the data plane accepts everything that a mesh file can express without raw resources, and the result
+// has the right meaning.
 func TestPlainWords(t *testing.T) {
 	r := shared(t, full)
 	config := mesh.NewConfig()
@@ -140,8 +140,8 @@ func TestPlainWords(t *testing.T) {
 	}
 }
 
-// wrongFiles contains invalid files, each with one error: after the dashes the error, with its line if that is
-// certain, then the file.
+// wrongFiles contains invalid files with one error each. Dashes and a part of the error's text, with the line number
+// where that is certain, stand on a line before each file.
 const wrongFiles = `
 ---- c.yaml:1: unknown field "nmae"
 services: [{nmae: x}]
@@ -359,7 +359,8 @@ services:
 - {name: b, endpoints: [{address: 1.2.3.4:1, priority: 1}]}
 `
 
-// bomb nests 9 lists of 9 aliases each, 531,441 values in all, in a few hundred bytes.
+// bomb returns six lists in a few hundred bytes. Each but the first has 9 aliases of the list before it, so that the
+// last stands for 531,441 values.
 func bomb(indent string) string {
 	text := indent + "x0: &x0 [a, a, a, a, a, a, a, a, a]\n"
 	for i := 1; i < 6; i++ {
@@ -369,7 +370,7 @@ func bomb(indent string) string {
 	return text
 }
 
-// Errors in a file have the right line, also errors of parts that contradict each other.
+// TestWrongLines: errors name the right line of a file, even if two parts of the file contradict each other.
 func TestWrongLines(t *testing.T) {
 	all := strings.Split(wrongFiles, "\n---- ")[1:]
 	const deep = "c.yaml:1: brackets or lists are nested\n"
@@ -442,7 +443,8 @@ func shared(t *testing.T, text string) Resources {
 	return r
 }
 
-// Any error names the file, and an accepted file gives resources that can be encoded, to the same bytes every time.
+// FuzzParse: every error is a usage error, and an accepted file gives resources that can be encoded, to the same bytes
+// every time.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(full))
 	f.Add([]byte(everyType))

@@ -40,7 +40,8 @@ type load struct {
 	restarts    int           // of the control plane, spread over the duration
 }
 
-// loadOf returns a low rate until everything has happened once; TARE_ROTATION sets another rate, for 30 s.
+// loadOf returns a load of a low rate, which ends when everything has happened once. If TARE_ROTATION is set, it returns
+// a load of that many requests/s, for at least 30 s.
 func loadOf(t *testing.T) load {
 	rate, err := strconv.Atoi(os.Getenv("TARE_ROTATION"))
 	if os.Getenv("TARE_ROTATION") == "" {
@@ -53,9 +54,9 @@ func loadOf(t *testing.T) load {
 }
 
 // TestRotation: while certificates rotate, their root is replaced and the control plane restarts, no request through
-// two proxies with mutual TLS fails, on kept or on new connections. No kept connection ends: neither the client's nor
-// those between the proxies, and those to the control plane only because of its restarts and when the root of their
-// certificate is dropped.
+// two proxies with mutual TLS fails, on kept or on new connections. No kept connection of the client or between the
+// proxies ends. Connections to the control plane end only when it restarts, and when the root of their certificate is
+// dropped.
 func TestRotation(t *testing.T) {
 	envoytest.Path(t)
 	if os.Getenv("TARE_ROTATION") == "" {
@@ -204,7 +205,7 @@ type plane struct {
 	stop               func()
 
 	mu      sync.Mutex
-	acks    map[string][]int64 // when each node acknowledged secrets, ns by pace.Now
+	acks    map[string][]int64 // by node: when the secrets that it has acknowledged were changed, ns by pace.Now
 	refused []string
 }
 
@@ -257,7 +258,7 @@ func (p *plane) answered(a controlplane.Answer) {
 	}
 }
 
-// taken returns how often each proxy has acknowledged secrets since a time by pace.Now.
+// taken returns how often each proxy has acknowledged secrets that were changed since a time, in ns by pace.Now.
 func (p *plane) taken(since int64) map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -278,8 +279,8 @@ func (p *plane) refusals() []string {
 	return p.refused
 }
 
-// rotations waits until both proxies have acknowledged n new secrets, counted from now: acknowledgements that were
-// under way do not count for the current roots.
+// rotations waits until both proxies have acknowledged n secrets that were changed after the call began, and so belong
+// to the current roots.
 func (p *plane) rotations(n int) {
 	p.t.Helper()
 	since := pace.Now()
@@ -500,7 +501,8 @@ func (c *keptConn) Close() error {
 	return c.Conn.Close()
 }
 
-// pace calls do repeatedly, each time when it is due, or as soon as the call before has returned.
+// pace calls the function do at regular intervals. A call that is due before the previous one has returned follows it at
+// once.
 func (f *flow) pace(ctx context.Context, every, offset time.Duration, done, failed *atomic.Int64, do func() error) {
 	for due := time.Now().Add(offset); ; due = due.Add(every) {
 		select {

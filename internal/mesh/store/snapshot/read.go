@@ -47,7 +47,7 @@ func (r *reader) sized(line, length uint32) (piece, words) {
 	return p, r.claim(p)
 }
 
-// tree reads the branches of a directory.
+// tree reads the branches of a directory into t, with the lines of their leaves.
 func (r *reader) tree(t *tree, directory words) {
 	for i := range t.branches {
 		line := directory[i]

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestRoom takes and gives random runs, and holds them against a list of who has which line.
+// TestRoom takes and gives back runs of lines at random, and compares them with a list of the owners of all lines.
 func TestRoom(t *testing.T) {
 	const lines = 5000
 	for seed := range uint64(4) {

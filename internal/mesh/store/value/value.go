@@ -255,7 +255,7 @@ func (s *values) slot(old *place, class int) (at place, moves, ok bool) {
 func (s *values) give(at place) { s.classes[at.class].slots.Give(at.slot) }
 
 func (s *values) writeCluster(p *plan.ClusterPlan[cluster], class int) (bool, error) {
-	c := s.config.Clusters[p.Name] // not p.Old: a listener that is gone may have been the last to name it
+	c := s.config.Clusters[p.Name] // not p.Old: removing a listener may have released it
 	if c == nil {
 		c = s.name(p.Name)
 	}

@@ -22,7 +22,9 @@ type Served struct {
 	// Clusters are those that Listeners name and the control plane does not have: the workload itself, or a cluster
 	// without endpoints.
 	Clusters []*Cluster
-	Guarded  []netip.AddrPort // addresses of the workload, whose access rules callers could bypass through a service
+	// Guarded are the workload's addresses for which Listeners decide who may connect. Callers that reached them as
+	// endpoints of a service would bypass that decision (Cluster.Shield).
+	Guarded  []netip.AddrPort
 	Warnings []*Warning
 }
 
@@ -444,7 +446,8 @@ func one(m mesh.Match) (a netip.Addr, ok bool) {
 	return p.Addr(), p.IsSingleIP()
 }
 
-// Shield returns a cluster without the endpoints that callers may reach only through the workload's own listener.
+// Shield returns the cluster made of c without its guarded endpoints, which callers may reach only through the workload's
+// own listener. It does not change made.
 func (c *Cluster) Shield(made *mesh.Cluster, guarded map[netip.AddrPort]bool) *mesh.Cluster {
 	if c.self || len(guarded) == 0 {
 		return made

@@ -15,7 +15,7 @@ func (f Field) Is(number protowire.Number, kind protowire.Type) bool {
 	return f.Number == number && f.Type == kind
 }
 
-// Fields calls take for each field of a message, until the first error.
+// Fields calls the function take with each field of the message b, and returns its first error.
 func Fields(b []byte, take func(Field) error) error {
 	for len(b) > 0 {
 		f, rest, err := NextField(b)
@@ -30,7 +30,7 @@ func Fields(b []byte, take func(Field) error) error {
 	return nil
 }
 
-// NextField parses one field at the beginning of b.
+// NextField parses the field at the beginning of b. rest is what follows the field.
 func NextField(b []byte) (f Field, rest []byte, err error) {
 	var n int
 	if f.Number, f.Type, n = protowire.ConsumeTag(b); n < 0 {
