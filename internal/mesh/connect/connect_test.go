@@ -91,8 +91,8 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// TestJudges: without a data plane every connection reaches the service's own address, past the mesh; that is judged,
-// and is no failure.
+// TestJudges: without a data plane every connection reaches the service's own address, past the mesh. Such connections
+// are judged, and do not count as failures.
 func TestJudges(t *testing.T) {
 	page, err := generation.Create()
 	if err != nil {
@@ -205,7 +205,7 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
-// The role protocol: ready, start, result, end; and an early end.
+// TestRole goes through the role protocol (ready, start, result, end), and ends it early.
 func TestRole(t *testing.T) {
 	for _, early := range []string{"", "before the start", "while it runs"} {
 		t.Run(early, func(t *testing.T) {

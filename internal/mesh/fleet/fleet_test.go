@@ -227,7 +227,7 @@ func TestManners(t *testing.T) {
 			if at, err := f.Complete(ctx); err != nil || len(at) != services/2 || f.missing.Load() != 0 {
 				t.Fatalf("%d are complete, %d missing: %v", len(at), f.missing.Load(), err)
 			}
-			wait := f.Expect(Mark{Service: 3, Change: 2}, 2) // of proxies 3 to 6, 5 and 6
+			wait := f.Expect(Mark{Service: 3, Change: 2}, 2) // proxies 3 to 6 get it; 3 refuses it, and 4 is silent
 			p.change(t, 2, 2)
 			if _, err := wait(ctx); err != nil {
 				t.Error(err)
@@ -353,7 +353,7 @@ func (s saying) StreamAggregatedResources(
 	return nil
 }
 
-// TestGone: when proxies leave, what they received is freed here as well.
+// TestGone: when proxies leave, what they received is freed in this process as well.
 func TestGone(t *testing.T) {
 	const services = 200
 	p := own(t, ringOf(services, 5))

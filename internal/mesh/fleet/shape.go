@@ -46,7 +46,8 @@ const (
 // ServiceOf returns the service that a proxy serves, from 0.
 func (s Shape) ServiceOf(proxy int) int { return proxy % s.Services }
 
-// Callers returns the services, from 0, whose proxies get a service; nil: all.
+// Callers returns the services, from 0, whose proxies call a service. The list is empty if Calls is 0, which means all
+// services, and if there is only one service.
 func (s Shape) Callers(service int) (list []int) {
 	for j := range min(s.Calls, s.Services-1) {
 		list = append(list, (service+s.Services-1-j)%s.Services)

@@ -145,8 +145,8 @@ func TestPage(t *testing.T) {
 	if err := unix.Mprotect(reader.mem, unix.PROT_READ|unix.PROT_WRITE); !errors.Is(err, unix.EACCES) {
 		t.Errorf("the reader may write: %v", err)
 	}
-	// For a generation that the page no longer remembers it returns a later time, but never that of another generation
-	// which is earlier.
+	// For a generation that the page no longer holds, BeganAt returns a later time. It never returns a later time for an
+	// earlier generation than for a later one.
 	first := reader.BeganAt(1)
 	for g := uint64(2); g <= Remembered+10; g++ {
 		maker.Begin(g)

@@ -190,7 +190,8 @@ func named(t *testing.T, name string, overHTTP bool) netip.AddrPort {
 	return netip.MustParseAddrPort(l.Addr().String())
 }
 
-// dial returns what a server sends on one connection, from an address of this machine if one is given.
+// dial connects to a server, from a given address of this machine if from is not empty, and returns what the server
+// sends.
 func dial(to netip.AddrPort, from string) string {
 	d := net.Dialer{Timeout: 20 * time.Second}
 	if from != "" {
@@ -361,8 +362,8 @@ spec: {mtls: {mode: DISABLE}}
 	})
 }
 
-// underLoad asks repeatedly until the returned function is called, which returns how often each was answered. No
-// answer may be missing.
+// underLoad calls the functions in asks repeatedly until the function that it returns is called. That function returns
+// how often each has returned an answer. An empty answer fails the test.
 func underLoad(t *testing.T, asks map[string]func() string) func() map[string]int {
 	stop, done := make(chan struct{}), make(chan struct{})
 	served := map[string]int{}
@@ -384,7 +385,7 @@ func underLoad(t *testing.T, asks map[string]func() string) func() map[string]in
 		}
 	}()
 	end := sync.OnceFunc(func() { close(stop); <-done })
-	t.Cleanup(end) // in case the test ends before
+	t.Cleanup(end) // in case the test ends first
 	return func() map[string]int {
 		end()
 		return served

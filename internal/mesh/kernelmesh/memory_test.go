@@ -93,7 +93,7 @@ func TestMemoryMetrics(t *testing.T) {
 		"map_bytes": 1234, "map_after_bytes": 734,
 		"memory_kernel_bytes": 77, "memory_kernel_after_bytes": 77, "memory_hard_after_bytes": 5 << 20,
 		"map_declared_bytes":   4 * 4096,
-		"map_by_program_bytes": 3 * 4096, // 92 has two programs, 91 one; 93 and 94 no program's list holds
+		"map_by_program_bytes": 3 * 4096, // two programs use map 92, one uses 91, and none lists 93 or 94
 		"map_charged_share":    1204.0 / 1234,
 	} {
 		if v, ok := got[name]; !ok || v != want {

@@ -132,15 +132,15 @@ func testWorkReplace(t *testing.T, name string) {
 			t.Errorf("resources are not seen whole: %s", text)
 		}
 	case store.PerRecord:
-		// They remove the old records before the new ones are there.
+		// These designs remove the old records before they write the new ones.
 		if wrong+c[generation.FailedCount] == 0 {
 			t.Errorf("nothing is seen of the gap in each change: %s", text)
 		}
 	}
 }
 
-// TestWorkReplaceSlow: a store that is too slow for a change within the window makes one nevertheless; invalid options
-// and lack of room are reported.
+// TestWorkReplaceSlow: a run counts one change even if the store is too slow to end one within the window; invalid
+// options and lack of room are reported.
 func TestWorkReplaceSlow(t *testing.T) {
 	p, _ := newDataPlane(t, Options{Store: "value", MaxServices: 16, MaxEndpoints: 64})
 	w, err := newReplacer(p.DataPlane, Options{})

@@ -33,7 +33,8 @@ func identityOf(component, app string) (string, error) {
 	return authority.Identity(trustDomain, account)
 }
 
-// nameOf returns the DNS name in the certificates of a component's proxies. Proxies that cannot verify URIs verify this name.
+// nameOf returns the DNS name in the certificates of a component's proxies. Proxies that cannot verify URIs verify this
+// name.
 func nameOf(component string) string {
 	if component == Client {
 		return "client.sidecar." + trustDomain

@@ -301,8 +301,8 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// TestRemovedInUse: if a control plane removes a cluster that a listener still names, the client keeps the cluster until
-// the listener is removed.
+// TestRemovedInUse: if a control plane removes a cluster that a listener still names, the client keeps the cluster
+// until the listener is removed.
 func TestRemovedInUse(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
@@ -885,8 +885,8 @@ func TestStalledServers(t *testing.T) {
 	}
 }
 
-// TestStallsMidStream: if the connection stalls in the middle of a response, the client applies none of the response, and
-// gets all of it after it reconnects.
+// TestStallsMidStream: if the connection stalls in the middle of a response, the client applies none of the response,
+// and gets all of it after it reconnects.
 func TestStallsMidStream(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p := startPlane(t, "127.0.0.1:0")

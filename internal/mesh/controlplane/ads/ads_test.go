@@ -90,8 +90,8 @@ func TestRefusedAgain(t *testing.T) {
 	}
 }
 
-// A response may be refused after another has been sent. That is reported, and its resources are sent again with the
-// next change.
+// TestRefusedLate: a response may be refused after another has been sent. The refusal is reported, and the refused
+// resources are sent again with the next change.
 func TestRefusedLate(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
 		var mu sync.Mutex
@@ -358,7 +358,7 @@ func TestDeltaSubscriptions(t *testing.T) {
 	s.Set("", viewOf(t, "C a b c E a b c"))
 	change("E", []string{"a"}, nil)
 	p.takes("E a")
-	change("E", []string{"a", "b"}, nil) // the data plane may have forgotten a
+	change("E", []string{"a", "b"}, nil) // the data plane may have dropped resource a
 	p.takes("E a b")
 	change("E", []string{"c"}, []string{"a", "nobody asked"})
 	p.takes("E c")
@@ -381,7 +381,7 @@ func TestDeltaSubscriptions(t *testing.T) {
 	p.takes("C b c")
 	change("C", []string{"b", "z"}, nil)
 	p.takes("C b -z")
-	change("C", nil, []string{"b", "z"}) // the data plane does not know whether b is among all
+	change("C", nil, []string{"b", "z"}) // "*" covers them: the data plane must learn whether they exist
 	p.takes("C b -z")
 	change("C", nil, []string{"*"})
 	p.quiet()
@@ -566,7 +566,7 @@ func TestFlood(t *testing.T) {
 	})
 }
 
-// flood requests other endpoints as fast as it can, and returns the number of requests.
+// flood requests different endpoints each time, as fast as it can, and returns the number of requests.
 func flood(ctx context.Context, c discoveryv3.AggregatedDiscoveryServiceClient, delta bool) (n int) {
 	var send func(names ...string) error
 	node := &corev3.Node{Id: "flood"}

@@ -125,7 +125,7 @@ func (p *plane) text(n int) string {
 	return b.String()
 }
 
-// count returns the number of lines after the first n that holds accepts.
+// count returns the number of lines after the first n for which holds(line) is true.
 func (p *plane) count(n int, holds func(line) bool) (found int) {
 	for _, l := range p.lines(n) {
 		if holds(l) {
@@ -148,7 +148,7 @@ func (p *plane) until(n int, what string, ok func() bool) {
 	}
 }
 
-// took waits until responses of all those types have been accepted, and none was refused.
+// took waits until responses of all the given types have been accepted. It fails the test if any response is refused.
 func (p *plane) took(n int, urls ...string) {
 	p.t.Helper()
 	for _, url := range urls {
@@ -375,7 +375,7 @@ func backend(t *testing.T, name string) (address string) {
 // client opens a new connection for each request, because existing connections keep the old configuration.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
 
-// ask returns a response's status, its server header, and its body.
+// ask returns a response's body, its status and its Server header, separated by spaces.
 func ask(url string) string {
 	r, err := client.Get(url)
 	if err != nil {
@@ -421,8 +421,8 @@ func TestEnvoy(t *testing.T) {
 		}
 		says(0, "tcp", "one 200 ")
 		says(0, "http", "two 200 x")
-		// A cluster alone changes, and a listener alone. What depends on it is sent once more, so that Envoy does not
-		// wait for a time limit.
+		// First only a cluster changes, then only a listener. What depends on the changed resource is sent once more, so
+		// that Envoy does not wait for a time limit.
 		n := len(p.lines(0))
 		base[0] = cluster("a", 8)
 		p.server.Set("", with())
@@ -435,7 +435,7 @@ func TestEnvoy(t *testing.T) {
 		p.server.Set("", with())
 		says(n, "http", "two 200 y")
 		p.took(n, ListenerType)
-		// Something invalid beside something valid: the valid is accepted, the invalid refused, once.
+		// A view has valid and invalid resources: the valid ones are accepted, and the invalid ones refused once.
 		n = len(p.lines(0))
 		bad := tcpListener(t, "bad", "a")
 		bad.FilterChains[0].Filters[0].GetTypedConfig().Value = []byte{0xff}
@@ -459,7 +459,7 @@ func TestEnvoy(t *testing.T) {
 			endpoint("c", one), tcpListener(t, "good", "c")))
 		says(n, "bad", "two 200 ")
 		p.took(n, ClusterType, ListenerType)
-		// A control plane that restarts with the same resources has Envoy rebuild nothing; then it changes something.
+		// A control plane that restarts with the same resources does not make Envoy rebuild any. Then it changes one.
 		n = len(p.lines(0))
 		view := with(tcpListener(t, "good", "c"), cluster("c", 1), endpoint("c", one))
 		p.server.Set("", view)
@@ -524,7 +524,7 @@ func transport(t testing.TB, m proto.Message) *corev3.TransportSocket {
 	return &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: a}}
 }
 
-// secured has a cluster trust one secret and present another.
+// secured makes a cluster use TLS and trust the roots in the given secret.
 func secured(t testing.TB, c *clusterv3.Cluster, roots string) *clusterv3.Cluster {
 	c.TransportSocket = transport(t, &tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
 		ValidationContextType: &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{
@@ -532,8 +532,8 @@ func secured(t testing.TB, c *clusterv3.Cluster, roots string) *clusterv3.Cluste
 	return c
 }
 
-// TestEnvoySecrets: resources that use secrets change without waiting for the secrets, and the secrets without waiting
-// for them.
+// TestEnvoySecrets: resources that use secrets change without waiting for the secrets, and secrets change without
+// waiting for those resources.
 func TestEnvoySecrets(t *testing.T) {
 	envoytest.Path(t)
 	t.Parallel()

@@ -166,7 +166,8 @@ func TestIdleStreams(t *testing.T) {
 	good.takes("C a")
 }
 
-// openStream opens a stream for deltas, with headers of that many bytes. The first stream also begins the connection.
+// openStream opens a stream for deltas, with the given number of bytes of headers. The first stream also begins the
+// connection.
 func openStream(c net.Conn, id uint32, headers int) error {
 	var out, block bytes.Buffer
 	framer := http2.NewFramer(&out, nil)

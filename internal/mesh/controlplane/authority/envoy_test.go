@@ -355,8 +355,8 @@ func (s *sidecar) listens(name string) string {
 // sds refers to a secret of the control plane.
 const sds = `{"name": %q, "sdsConfig": {"ads": {}, "resourceApiVersion": "V3"}}`
 
-// common returns the TLS configuration of either side: TLS 1.3, its own certificate, and the identity that its peer must
-// have.
+// common returns the TLS configuration of either side: TLS 1.3, its own certificate, and the identity that its peer
+// must have.
 func common(peer string) string {
 	return fmt.Sprintf(`"commonTlsContext": {
 		"tlsParams": {"tlsMinimumProtocolVersion": "TLSv1_3", "tlsMaximumProtocolVersion": "TLSv1_3"},
@@ -384,8 +384,8 @@ func httpListener(name, routes, tls string) string {
 		}}]%s}]}`, name, name, routes, tls)
 }
 
-// httpCluster makes an HTTP/1.1 cluster of one endpoint, with a maximum number of requests per connection (0: no limit),
-// and with TLS if tls is not empty.
+// httpCluster makes an HTTP/1.1 cluster of one endpoint, with a maximum number of requests per connection (0: no
+// limit), and with TLS if tls is not empty.
 func httpCluster(name, address string, requests int, tls string) string {
 	if tls != "" {
 		tls = `, "transportSocket": {"name": "envoy.transport_sockets.tls", "typedConfig": {

@@ -16,7 +16,7 @@ func TestReadDirectory(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		files map[string]string
-		wrong string // after the directory; empty: nothing is
+		wrong string // the expected error, after the directory; empty: no error
 	}{
 		{"a mesh", map[string]string{"1.yaml": services, "2.yaml": proxies, ".3.yaml": "[", "4.yml": "[",
 			"empty.yaml": ""}, ""},

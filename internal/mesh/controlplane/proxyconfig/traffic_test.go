@@ -483,8 +483,8 @@ func greeting(t *testing.T, from, to string, c *tls.Config) string {
 	return heard(t, from, to, c, "", 20*time.Second)
 }
 
-// heard returns what a connection receives, up to the end of a line, after the client has sent says, if that is not
-// empty.
+// heard sends the text says, unless it is empty, on a new connection, and returns what it receives there, up to the end
+// of a line.
 func heard(t *testing.T, from, to string, c *tls.Config, says string, patience time.Duration) string {
 	t.Helper()
 	d := net.Dialer{}
@@ -508,7 +508,8 @@ func heard(t *testing.T, from, to string, c *tls.Config, says string, patience t
 	return text
 }
 
-// echoed returns the answer to a datagram that is sent up to that many times, 100 ms apart.
+// echoed sends a datagram up to the given number of times, 100 ms apart, and returns the first answer, or "" if there
+// is none.
 func echoed(t *testing.T, from, to string, times int) string {
 	t.Helper()
 	d := net.Dialer{}

@@ -21,7 +21,8 @@ import (
 	envoytest "tare/test/envoy"
 )
 
-// Envoy's own validation accepts every configuration, with what comes over RDS, EDS and SDS inserted.
+// TestEnvoyValidates: Envoy's own validation accepts every configuration, with the resources of RDS, EDS and SDS
+// inserted where the configuration refers to them.
 func TestEnvoyValidates(t *testing.T) {
 	ca := newAuthority(t)
 	examples := documented(t)

@@ -40,8 +40,8 @@ type load struct {
 	restarts    int           // of the control plane, spread over the duration
 }
 
-// loadOf returns a load of a low rate, which ends when everything has happened once. If TARE_ROTATION is set, it returns
-// a load of that many requests/s, for at least 30 s.
+// loadOf returns a load of a low rate, which ends when everything has happened once. If TARE_ROTATION is set, it
+// returns a load of that many requests/s, for at least 30 s.
 func loadOf(t *testing.T) load {
 	rate, err := strconv.Atoi(os.Getenv("TARE_ROTATION"))
 	if os.Getenv("TARE_ROTATION") == "" {
@@ -501,8 +501,8 @@ func (c *keptConn) Close() error {
 	return c.Conn.Close()
 }
 
-// pace calls the function do at regular intervals. A call that is due before the previous one has returned follows it at
-// once.
+// pace calls the function do at regular intervals. A call that is due before the previous one has returned follows it
+// at once.
 func (f *flow) pace(ctx context.Context, every, offset time.Duration, done, failed *atomic.Int64, do func() error) {
 	for due := time.Now().Add(offset); ; due = due.Add(every) {
 		select {

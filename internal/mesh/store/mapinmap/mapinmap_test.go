@@ -34,7 +34,7 @@ func TestPooledConformance(t *testing.T) {
 func BenchmarkNaive(b *testing.B)  { storetest.Benchmarks(b, Naive) }
 func BenchmarkPooled(b *testing.B) { storetest.Benchmarks(b, Pooled) }
 
-// BenchmarkOpen is the start of a writer with the default options.
+// BenchmarkOpen measures how long a writer takes to open each store with the default options.
 func BenchmarkOpen(b *testing.B) {
 	for _, o := range []store.Options{{Variant: "naive"}, {Variant: ahead}, {Variant: background}, {Variant: onDemand}} {
 		b.Run(o.Variant, func(b *testing.B) {

@@ -50,7 +50,7 @@ func TestGracePeriodsAreTheKernels(t *testing.T) {
 				if work.GracePeriods != want {
 					t.Errorf("change %d: %d grace periods are counted, not %d", i, work.GracePeriods, want)
 				}
-				// A page fault or Go's runtime may make it sleep some times more, the more the machine has to do, and
+				// A page fault or Go's runtime may make the writer sleep more often, especially on a busy machine, and
 				// an expedited grace period can be more than one wait.
 				if slept < want || slept > 3*want+20 {
 					t.Errorf("change %d: %d grace periods are counted, and the writer slept %d times", i, work.GracePeriods, slept)
@@ -64,7 +64,7 @@ func TestGracePeriodsAreTheKernels(t *testing.T) {
 	}
 }
 
-// watch runs f on a separate thread, and returns how often that slept, and whether it was seen sleeping in
+// watch runs f on a separate thread, and returns how often that thread slept, and whether it was seen sleeping in
 // synchronize_rcu.
 func watch(t *testing.T, f func()) (slept int, inRCU bool) {
 	t.Helper()

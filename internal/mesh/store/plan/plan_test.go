@@ -13,7 +13,8 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// TestNumbers hands out and takes back at random, by either order, and holds that against a list of who has what.
+// TestNumbers allocates and returns numbers at random, with Oldest and Latest, and compares them with a list of the
+// numbers in use.
 func TestNumbers(t *testing.T) {
 	const first, end = 3, 5000
 	random := rand.New(rand.NewPCG(1, 2))
@@ -55,7 +56,7 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// TestOrder: which number comes next.
+// TestOrder checks which number Oldest and Latest allocate next.
 func TestOrder(t *testing.T) {
 	n := NewNumbers(0, 4)
 	for range 3 {
@@ -98,7 +99,7 @@ func TestPlan(t *testing.T) {
 		what   string
 		change mesh.Change
 		plan   string
-		where  string // of the error
+		where  string // the resource that the error names; empty: no error
 	}{
 		{"nothing", mesh.Change{}, "[] [] [] []", ""},
 		{"not there", mesh.Change{RemovedClusters: []string{"named only", "c"}, RemovedListeners: []string{"z"}},

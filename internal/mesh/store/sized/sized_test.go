@@ -18,7 +18,7 @@ func TestConformance(t *testing.T) { storetest.Conformance(t, Design) }
 
 func BenchmarkStore(b *testing.B) { storetest.Benchmarks(b, Design) }
 
-// BenchmarkOpen is the start of a writer with the default options.
+// BenchmarkOpen measures how long a writer takes to open the store with the default options.
 func BenchmarkOpen(b *testing.B) {
 	for b.Loop() {
 		s, err := Design.Open(store.Options{})

@@ -174,7 +174,7 @@ func (s *Store) replace(c *cluster, lines uint32) (words, error) {
 }
 
 func (s *Store) setCluster(x *plan.ClusterPlan[cluster]) (err error) {
-	c := s.config.Clusters[x.Name] // not x.Old: a listener that is gone may have been the last to name it
+	c := s.config.Clusters[x.Name] // not x.Old: removing a listener may have released it
 	if c == nil {
 		if c, err = s.newCluster(x.Name); err != nil {
 			return err

@@ -446,8 +446,8 @@ func one(m mesh.Match) (a netip.Addr, ok bool) {
 	return p.Addr(), p.IsSingleIP()
 }
 
-// Shield returns the cluster made of c without its guarded endpoints, which callers may reach only through the workload's
-// own listener. It does not change made.
+// Shield returns the cluster made of c without its guarded endpoints, which callers may reach only through the
+// workload's own listener. It does not change made.
 func (c *Cluster) Shield(made *mesh.Cluster, guarded map[netip.AddrPort]bool) *mesh.Cluster {
 	if c.self || len(guarded) == 0 {
 		return made

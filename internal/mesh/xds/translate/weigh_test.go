@@ -19,8 +19,8 @@ func urlOf(m proto.Message) string {
 	return typesURL + string(m.ProtoReflect().Descriptor().FullName())
 }
 
-// TestWeigh: Weigh returns at least 80 % of the memory that the generated decoder takes, and at most three times as much;
-// 1 MiB more or less is tolerated.
+// TestWeigh: Weigh returns at least 80 % of the memory that the generated decoder takes, and at most three times as
+// much; 1 MiB more or less is tolerated.
 func TestWeigh(t *testing.T) {
 	hosts := &routev3.RouteConfiguration{Name: "r"}
 	to := &routev3.RouteAction{ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: "c"}}
