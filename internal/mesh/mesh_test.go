@@ -126,7 +126,7 @@ func TestTargets(t *testing.T) {
 	if got = c.Targets(nil); len(got) != 2 || got[1].Weight == 0 {
 		t.Errorf("a small share: %v", got)
 	}
-	// 0.7 and 0.3 do not sum to 1 in binary, and must leave nothing for the third priority.
+	// In floating point, 1 - 0.7 - 0.3 is not exactly 0. Nothing may be left for the third priority.
 	third := &Cluster{Localities: []Locality{
 		{Priority: 0, Endpoints: endpoints(0, 5, 5)},
 		{Priority: 1, Endpoints: endpoints(1, 3, 11)},

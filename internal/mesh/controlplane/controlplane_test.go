@@ -109,8 +109,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestRunDirectory: the files of a directory make one mesh. A change of any of them changes it, and while one is
-// invalid it stays as it was.
+// TestRunDirectory: the files of a directory make one mesh. A change of any file changes the mesh, and while a file is
+// invalid the mesh stays as it was.
 func TestRunDirectory(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
@@ -194,7 +194,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// Tables that are built from those before are what a new server would build.
+// TestTables: tables that are built from the previous ones equal those that a new server would build.
 func TestTables(t *testing.T) {
 	services := func(text string) []*endpointv3.ClusterLoadAssignment {
 		t.Helper()

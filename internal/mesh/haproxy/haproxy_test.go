@@ -34,7 +34,7 @@ func TestConform(t *testing.T) {
 	})
 }
 
-// TestKeeps: connections to the next proxy are kept open while many clients have some.
+// TestKeeps: connections to the next proxy are kept open while many clients have connections.
 func TestKeeps(t *testing.T) {
 	g := sidecar.Guest{Proxy: proxy{}}
 	set := param.Values{"connections": "50"}

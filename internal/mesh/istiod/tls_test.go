@@ -124,7 +124,7 @@ func TestIstiodTLS(t *testing.T) {
 	port := func(i int) uint16 { return netip.MustParseAddrPort(ports[i]).Port() }
 	address := map[string]string{"server": "127.0.0.9", "friend": "127.0.0.8", "stranger": "127.0.0.7"}
 	own := netip.AddrPortFrom(netip.MustParseAddr(address["server"]), port(0))
-	// Each listens at its own address only, because they share a machine.
+	// Each Envoy listens at its own address only, because all share a machine.
 	objects := []string{fmt.Sprintf(`apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: own, namespace: default}

@@ -33,12 +33,13 @@ var (
 	service6 = netip.MustParseAddrPort("[::1]:80")
 )
 
-// counted returns an answer's map for n times one thing.
+// counted returns a map of an answer in which only the given name occurs, n times.
 func counted(name any, n int) map[string]int { return map[string]int{fmt.Sprint(name): n} }
 
 var none = map[string]int{}
 
-// TestWeights also checks a process outside the cgroup, and a connection to an address that is no service.
+// TestWeights: endpoints get connections in proportion to their weights. Processes outside the cgroup, and connections
+// to an address that is no service, are left alone.
 func TestWeights(t *testing.T) {
 	n := 1200
 	if testing.Short() {
@@ -286,7 +287,7 @@ func testConnectionCounts(t *testing.T, store string) {
 	}
 }
 
-// openAt returns the number of connections that counts against a cluster's limit.
+// openAt returns the number of open connections that count against a cluster's limit.
 func (p *plane) openAt(name string) uint32 {
 	return uint32(p.shared.clusters[p.DataPlane.clusters[name]].Open)
 }
@@ -454,7 +455,7 @@ func testReplace(t *testing.T, store string) {
 			}
 			replaced++
 			services := []Service{{service4, TCP, sets[replaced%3]}}
-			if replaced%2 == 0 { // others come and go beside it
+			if replaced%2 == 0 { // another service comes and goes beside it
 				services = append(services, Service{other4, TCP, sets[replaced%3]})
 			}
 			if _, err := d.source.Set(context.Background(), services); err != nil {
@@ -491,7 +492,7 @@ func testReplace(t *testing.T, store string) {
 	t.Logf("%d connections during %d replacements", n, replaced)
 }
 
-// TestSteps measures the planted weight. It only checks that more steps take longer.
+// TestSteps measures runs with extra steps (Options.Steps). It only checks that more steps take longer.
 func TestSteps(t *testing.T) {
 	a := tcpServer(t, "127.0.0.1:0")
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
@@ -726,7 +727,7 @@ func TestRunRefuses(t *testing.T) {
 
 // TestExplainVerifier has the kernel refuse a program: the error must have the verifier's last lines.
 func TestExplainVerifier(t *testing.T) {
-	testCgroup(t) // needs what the others need
+	testCgroup(t) // skips this test wherever the other tests are skipped
 	_, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect,
 		License:      "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 7), asm.Return()}})

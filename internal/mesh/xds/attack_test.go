@@ -326,8 +326,8 @@ const (
 	victimAddress = "TARE_XDS_VICTIM_OF"
 )
 
-// victimMemory is a victim's limit of memory (RLIMIT_DATA): a client without limits crashes, and leaves the machine
-// alone.
+// victimMemory is a victim's limit of memory in bytes (RLIMIT_DATA), so that a client without limits would crash and
+// not use up the machine's memory.
 const victimMemory = 512 << 20
 
 // victim is a client in a separate process.

@@ -99,8 +99,9 @@ func benchmarkPlane() error {
 	return nil
 }
 
-// BenchmarkPush measures one change of one service's endpoints among 1000 x 20, from the control plane's Set, and from
-// when the response left, until Apply is called: p50 and p99. The control plane is a separate process.
+// BenchmarkPush measures one change of the endpoints of one service among 1000 services of 20 endpoints, from the
+// control plane's Set, and from when the response left, until Apply is called: p50 and p99. The control plane is a
+// separate process.
 func BenchmarkPush(b *testing.B) {
 	for name, world := range map[string]bool{"delta": false, "world": true} {
 		b.Run(name, func(b *testing.B) {
@@ -176,8 +177,8 @@ func BenchmarkPush(b *testing.B) {
 	}
 }
 
-// BenchmarkTake measures a response of new endpoints for 5000 x 20, from the message to the change, without decoding
-// them, which translate's benchmark measures.
+// BenchmarkTake measures a response with new endpoints for 5000 services of 20 endpoints, from the message to the
+// change. It leaves out the decoding of the endpoints, which translate's benchmark measures.
 func BenchmarkTake(b *testing.B) {
 	r := manyServices(5000)
 	s := newState(Options{}.withDefaults().Limits)

@@ -169,7 +169,7 @@ func TestHTTPByAddress(t *testing.T) {
 		random.Shuffle(len(pieces), func(i, j int) { pieces[i], pieces[j] = pieces[j], pieces[i] })
 		var late *piece
 		for _, p := range pieces {
-			if p.kind == Routes && len(x.names(Routes)) == 0 { // not subscribed to yet: it is sent when it is
+			if p.kind == Routes && len(x.names(Routes)) == 0 { // routes are sent once the client has subscribed to them
 				late = &p
 				continue
 			}

@@ -43,7 +43,8 @@ func reference(b []byte, delta bool) *request {
 	return r
 }
 
-// FuzzRequest: parse reads any request that the generated decoder accepts as that does, unless it is too large.
+// FuzzRequest: for any request that the generated decoder accepts, parse returns the same content, unless the request
+// is too large.
 func FuzzRequest(f *testing.F) {
 	node := &corev3.Node{Id: "id", Cluster: "c"}
 	problem := &statuspb.Status{Code: 3, Message: "no"}

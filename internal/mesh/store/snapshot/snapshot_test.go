@@ -44,8 +44,9 @@ func opened(t testing.TB, o store.Options) *Store {
 	return s
 }
 
-// slowAsker queries s with a program that pauses for that many steps of some nanoseconds. It counts in the map that it
-// returns.
+// slowAsker returns an Asker that queries s with a program that pauses for the given number of steps, of some
+// nanoseconds each. It also returns a function that reads two counts of the program: how often it has begun to pause,
+// and how often it has gone on.
 func slowAsker(t testing.TB, s *Store, steps uint32) (*storeload.Asker, func() (stopped, wentOn uint64)) {
 	t.Helper()
 	if runtime.NumCPU() < 2 {
@@ -117,15 +118,16 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// version is a configuration in which every number says which it is.
+// version returns the i-th version of a configuration: every number in it identifies the version.
 func version(i uint32) mesh.Change {
 	c := testCluster("a", at(int(i)), at(int(i)), at(int(i)))
 	c.Breakers.MaxConnections = i
 	return mesh.Change{Clusters: []*mesh.Cluster{c}, Listeners: []*mesh.Listener{testListener("l", at(1), "a")}}
 }
 
-// overtake has slow programs query while one version follows the other, until enough returns true, and counts their
-// answers, and those that belong to no version.
+// overtake applies one version after the other while slow programs query the store, until enough returns true. It
+// returns the number of the programs' answers, how many of them are wrong (of no version, or of one that was outdated
+// when the query began), and how many came from programs during whose query at least two newer versions were applied.
 func overtake(t *testing.T, s *Store, enough func(answers, wrong int) bool) (answers, wrong, overtaken int) {
 	a, _ := slowAsker(t, s, 1<<18)
 	mustApply(t, s, version(1))
@@ -178,7 +180,8 @@ func TestOvertaken(t *testing.T) {
 	t.Logf("%d changes, %d answers, %d programs overtaken", s.generation, answers, overtaken)
 }
 
-// TestHasty does the same without waiting for programs, to show that TestOvertaken would notice.
+// TestHasty does what TestOvertaken does with a store that does not wait for programs, to show that TestOvertaken would
+// notice.
 func TestHasty(t *testing.T) {
 	s := opened(t, small)
 	if err := s.grace.close(); err != nil {
@@ -220,7 +223,7 @@ func TestCloseWhileApplying(t *testing.T) {
 	}
 }
 
-// BenchmarkQuantiles is the time of one flush among many: what a change waits for, where the mean hides it.
+// BenchmarkQuantiles measures quantiles of the time of one change: they show waits that the mean hides.
 func BenchmarkQuantiles(b *testing.B) {
 	s := opened(b, store.Options{})
 	const n = 1000
@@ -249,7 +252,7 @@ func BenchmarkQuantiles(b *testing.B) {
 	}
 }
 
-// BenchmarkAll is 5000 services of 20 endpoints: all at once, and replaced all at once.
+// BenchmarkAll measures changes of 5000 services of 20 endpoints: all added at once, and all replaced at once.
 func BenchmarkAll(b *testing.B) {
 	const services, endpoints = 5000, 20
 	changes := [2]mesh.Change{storeload.Services(services, endpoints), storeload.Services(services, endpoints)}

@@ -175,7 +175,7 @@ func TestCluster(t *testing.T) {
 	}
 	list := []mesh.Locality{{Weight: 3, Endpoints: []mesh.Endpoint{{Address: netip.MustParseAddrPort("1.2.3.4:5"),
 		Weight: 1}}}}
-	// What is parsed is not a deadline of this test.
+	// The durations are parsed values, not deadlines of this test.
 	want := &mesh.Cluster{Name: "web", Policy: mesh.Random, ConnectTimeout: 250 * time.Millisecond,
 		Breakers: mesh.Breakers{MaxConnections: 7, MaxPending: 8, MaxRequests: 9, MaxRetries: 10}, Localities: list}
 	if got := c.With(list); !reflect.DeepEqual(got, want) || c.Service != "web" || c.Wait != 15*time.Second {
@@ -260,7 +260,7 @@ func TestClusterRefused(t *testing.T) {
 	}
 }
 
-// The resources that go-control-plane tests control planes with.
+// TestReferenceResources parses the resources with which go-control-plane tests control planes.
 func TestReferenceResources(t *testing.T) {
 	for _, mode := range []string{testresource.Ads, testresource.DeltaAds} {
 		c, err := ParseCluster(bytesOf(t, testresource.MakeCluster(mode, "cluster0")))
