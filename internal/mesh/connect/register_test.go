@@ -46,7 +46,7 @@ func TestCheckSetup(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		baseline, arm *kind.Part
-		path, says    string // of the error; no says: none
+		path, says    string // the error's place and text; says is empty: no error
 	}{
 		{"good", serves, serves, "", ""},
 		{"another baseline", serves, &kind.Part{Kind: slower{}}, "", ""},

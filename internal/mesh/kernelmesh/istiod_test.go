@@ -136,7 +136,7 @@ func (u *underIstiod) lines(prefix string) (found []string) {
 
 func vip(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
 
-// TestIstiod: kernelmesh does what istiod sends, in both variants of the protocol, and refuses nothing of it.
+// TestIstiod: kernelmesh carries out what istiod sends, in both variants of the protocol, and refuses none of it.
 func TestIstiod(t *testing.T) {
 	i := theIstiod(t)
 	for _, variant := range Variants {
@@ -260,7 +260,7 @@ func underLoad(t *testing.T, u *underIstiod, to netip.AddrPort, f func()) {
 	t.Logf("%d connections while services came, changed and went; %d failed", all, failed)
 }
 
-// TestIstiodPush: changes of the application istiod reach connections, of one service and of all services.
+// TestIstiodPush: changes that the application istiod makes, of one service and of all services, reach connections.
 func TestIstiodPush(t *testing.T) {
 	if os.Getenv(istiodVariable) == "" {
 		t.Skip("make istiod-test runs it")

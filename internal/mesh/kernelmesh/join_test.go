@@ -203,7 +203,7 @@ func TestJoin(t *testing.T) {
 		t.Errorf("readings %v with %v services", x.read, x.inFile)
 	}
 	c.ask(t, to).want(t, counted(server, 1), counted(server, 1), none)
-	for range 2 { // the second time it is not there
+	for range 2 { // the second Close finds no services file
 		if err := j.Close(); err != nil {
 			t.Error(err)
 		}
@@ -213,8 +213,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// TestJoinControlPlane: a data plane with its own control plane gets the application's service from that, and serves
-// it once it was started. Its components and its node have names.
+// TestJoinControlPlane: a data plane with its own control plane gets the application's service from that control plane,
+// and serves it as soon as Start returns. Its components and its node have names.
 func TestJoinControlPlane(t *testing.T) {
 	x := &trial{dir: t.TempDir(), work: testCgroup(t)}
 	server := tcpServer(t, "127.0.0.1:0")
@@ -255,7 +255,7 @@ func TestJoinReadsOnce(t *testing.T) {
 func TestReloaded(t *testing.T) {
 	for _, c := range []struct {
 		lines []string
-		says  string // of the error; empty: none
+		says  string // text in the expected error; empty: no error
 	}{
 		{[]string{"listening", "applied s.yaml: 1 services added"}, ""},
 		{[]string{"applying s.yaml: no room"}, "arm read its services again, and applying s.yaml: no room"},

@@ -17,7 +17,7 @@ import (
 )
 
 // pushMain runs a load of changes as a process: argument 1 is a cgroup to enter, argument 2 the address where the mesh
-// accepts changes, argument 3 what a change is of.
+// accepts changes, argument 3 what a change affects (push.One or push.All).
 func pushMain() {
 	if err := os.WriteFile(filepath.Join(os.Args[1], "cgroup.procs"), []byte("0"), 0); err != nil {
 		panic(err)

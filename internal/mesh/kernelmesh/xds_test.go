@@ -58,7 +58,7 @@ func testXDS(t *testing.T, store string) {
 	}
 	c := newClient(t, dir)
 	refused := counted("connect: connection refused", 1)
-	c.ask(t, request{Do: "tcp", To: a}).want(t, none, none, refused) // the server a does listen: the data plane refuses
+	c.ask(t, request{Do: "tcp", To: a}).want(t, none, none, refused) // a has a server: the data plane refuses
 	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6,
 		To: netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())}).want(t, none, none, refused)
 	c.ask(t, request{Do: "udp", To: a}).want(t, none, none, counted("send: connection refused", 1))

@@ -17,7 +17,7 @@ func TestConform(t *testing.T) {
 	sidecartest.Conform(t, proxy{}, sidecartest.Options{
 		Files: true, Blind: true, Needs: "nginx-light",
 		Validate: func(t *testing.T, f sidecar.Found, dir string) {
-			// Its configuration check also binds the sockets, so it gets a copy without those that exist already.
+			// The check also binds the sockets, but does not fail for those that the running proxy has.
 			cmd := exec.Command("/usr/sbin/nginx", "-t", "-p", dir+"/", "-c", configFile, "-e", "stderr")
 			cmd.Dir = dir
 			if out, err := cmd.CombinedOutput(); !strings.Contains(string(out), "syntax is ok") ||

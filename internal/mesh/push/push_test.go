@@ -24,8 +24,8 @@ func TestLastFirst(t *testing.T) {
 	}
 }
 
-// TestPrepareRefuses: invalid options, no mesh, and no data plane that would show changes. The load is tested with a
-// data plane in package kernelmesh.
+// TestPrepareRefuses: Prepare returns an error for invalid options, without a mesh, and without a data plane that would
+// show changes. The load is tested with a data plane in package kernelmesh.
 func TestPrepareRefuses(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	is, ended := make(chan services.Ready, 1), make(chan error, 1)
@@ -94,7 +94,8 @@ func TestNotSaid(t *testing.T) {
 	}
 }
 
-// TestConnectTCP: a TCP connection has its peer, and one to a port without a listener counts as not there yet.
+// TestConnectTCP: connect returns the peer of a TCP connection, and its error for a port without a listener counts as
+// notYet.
 func TestConnectTCP(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -110,7 +111,7 @@ func TestConnectTCP(t *testing.T) {
 	}
 }
 
-// TestConnected: a connection that a signal has interrupted is waited for, and so is its failure.
+// TestConnected: connected waits for a connection that is still being made, and returns its error if it fails.
 func TestConnected(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -193,8 +193,8 @@ func ascending(times []int64) bool {
 	return true
 }
 
-// TestAddresses: an address encodes what it was made of, up to the limits, and can be connected to; it is never a
-// network or broadcast address.
+// TestAddresses: an address encodes the service, the change and the endpoint that it was made from, up to the limits,
+// and can be connected to; it is never a network or broadcast address.
 func TestAddresses(t *testing.T) {
 	services := map[netip.AddrPort]bool{}
 	for _, service := range []int{0, 1, 255, 256, 5000, MaxServices - 1} {
@@ -221,7 +221,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestPortAddresses: the same if all endpoints have one port.
+// TestPortAddresses checks the same as TestAddresses if all endpoints have one port.
 func TestPortAddresses(t *testing.T) {
 	for _, r := range []Ready{
 		{Services: 1, Endpoints: 1, Port: 4000}, {Services: 5000, Endpoints: 20, Port: 4000},

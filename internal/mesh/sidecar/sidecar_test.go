@@ -160,9 +160,9 @@ func TestCheckSetup(t *testing.T) {
 		{"http", "http", "server", ""},
 		{kind.AnyProtocol, "http", "server", ""},
 		{"mesh", "tcp", "server", ""},
-		{"", "http", "server", ""}, // which serves nobody
+		{"", "http", "server", ""}, // an application without a protocol serves nobody
 		{"mesh", "http", "server", "the application server speaks mesh: write protocol: tcp"},
-		{"http2", "http", "server", ""}, // and HTTP/1.1 with it
+		{"http2", "http", "server", ""}, // an HTTP/2 application also serves HTTP/1.1
 		{"http2", "http2", "server", ""},
 		{"grpc", "grpc", "server", ""},
 		{"grpc", "tcp", "server", ""},
@@ -257,7 +257,7 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// TestMTLS: exactly the connection between two proxies uses it.
+// TestMTLS: mutual TLS is used between two proxies, and on no other connection.
 func TestMTLS(t *testing.T) {
 	guest.KernelFree(t)
 	for _, c := range []struct {

@@ -455,7 +455,7 @@ var attacks = []attack{
 				h.respond(xds.Listeners, encoded(xds.Listeners, "r", listener("r", "10.0.0.1:80", chain(http("r"))))),
 				h.respond(xds.Routes, encoded(xds.Routes, "r", hosts("r", 1, func(int) string { return "r" }))),
 				h.respond(xds.Endpoints, encoded(xds.Endpoints, "r", assignment("r", "10.0.0.1:80"))))
-			if i == 0 { // by then the client has requested them
+			if i == 0 { // wait until the client has requested them
 				err = errors.Join(err, h.asked(xds.Endpoints), h.asked(xds.Routes))
 			}
 			if err != nil {
@@ -508,7 +508,7 @@ var attacks = []attack{
 		})...)
 	})},
 	{name: "places that move in a row", stream: twice(func(h *hostile) error {
-		for round := range 2 { // each wants the address of the next, and the last cannot move
+		for round := range 2 { // each listener wants the address of the next, and the last cannot move
 			err := h.respond(xds.Listeners, some(20_000, func(i int) *resource {
 				name, at := fmt.Sprintf("l%06d", i), i+round
 				if i == 19_999 {

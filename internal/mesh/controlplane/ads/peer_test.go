@@ -89,7 +89,8 @@ func viewOf(t testing.TB, text string) View {
 	return v
 }
 
-// messageOf makes a resource that depends on its content. A listener's content is the route that it waits for.
+// messageOf makes a resource of a kind; different contents make different messages. A listener's content is the route
+// that it waits for.
 func messageOf(kind, name, content string) proto.Message {
 	switch kind {
 	case "C":
@@ -189,7 +190,8 @@ func (p *peer) send(m proto.Message) {
 	}
 }
 
-// want subscribes to names: with the state of the world to these only, with deltas to these as well.
+// want subscribes to names: with the state of the world to these names only, with deltas to these in addition to
+// earlier ones.
 func (p *peer) want(kind string, names ...string) {
 	p.t.Helper()
 	if p.wanted[kind] = names; p.delta != nil {

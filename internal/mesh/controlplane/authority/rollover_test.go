@@ -83,7 +83,7 @@ func TestRollover(t *testing.T) {
 	})
 }
 
-// TestChangeIsTold: OnChange is also called for a secret that a call of Secrets made before Run came to it.
+// TestChangeIsTold: OnChange is also called for a secret that a call of Secrets renewed before Run came to it.
 func TestChangeIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var changed []string
@@ -105,8 +105,8 @@ func TestChangeIsTold(t *testing.T) {
 	})
 }
 
-// TestRolloverWaits: steps that would leave agents or proxies without a valid certificate are refused until they would
-// not, and can be forced.
+// TestRolloverWaits: steps that would leave agents or proxies without a valid certificate are refused until they no
+// longer would, and can be forced.
 func TestRolloverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAuthority(t, Options{})

@@ -452,7 +452,8 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// bomb nests 9 lists of 9 aliases each, 531,441 values in all, in a few hundred bytes.
+// bomb returns six lists in a few hundred bytes. Each but the first has 9 aliases of the list before it, so that the
+// last stands for 531,441 values.
 func bomb(indent string) string {
 	text := indent + "x0: &x0 [a, a, a, a, a, a, a, a, a]\n"
 	for i := 1; i < 6; i++ {

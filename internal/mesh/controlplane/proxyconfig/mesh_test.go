@@ -13,7 +13,7 @@ import (
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 )
 
-// TestFor: the names of the resources that each proxy of a mesh with discovery by policy receives.
+// TestFor checks the names of the resources that each proxy of a mesh with discovery by policy receives.
 func TestFor(t *testing.T) {
 	m := compiled(t, strictMesh)
 	for _, c := range []struct{ id, clusters, endpoints, listeners, routes string }{

@@ -10,8 +10,8 @@ import (
 	"tare/test/storetest"
 )
 
-// TestPool follows the pool through growth and back: how large it is, what of it is free, and how many maps the map of
-// maps holds.
+// TestPool checks the size of the pool, how much of it is free, and how many maps the map of maps holds, while the pool
+// grows and shrinks.
 func TestPool(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs more time than a short run has, for a thousand maps of each variant")

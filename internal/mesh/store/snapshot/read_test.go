@@ -28,7 +28,7 @@ func (i *instant) over() bool    { return i.asked }
 func (i *instant) wait() error   { i.asked = false; return nil }
 func (i *instant) close() error  { return nil }
 
-// inMemory makes a store of that many lines without a map.
+// inMemory makes a store of the given number of lines, without a map.
 func inMemory(t testing.TB, o store.Options, lines uint32) *Store {
 	t.Helper()
 	o = o.WithDefaults()
@@ -48,7 +48,7 @@ func (s *Store) over(memory []uint64) {
 	s.m, s.root = wordsOf(s.mem), &memory[0]
 }
 
-// text is what the map holds, without places.
+// text returns the content of the map, without the locations of resources.
 func (s *Store) text() string {
 	h, _ := s.read()
 	var lines []string
@@ -192,7 +192,7 @@ func testListener(name string, address netip.AddrPort, clusters ...string) *mesh
 	return &mesh.Listener{Name: name, Address: address, Protocol: mesh.TCP, Chains: []mesh.Chain{{Proxy: p}}}
 }
 
-// everything has something of each kind.
+// everything returns a change with resources of every form.
 func everything() mesh.Change {
 	six := netip.MustParseAddrPort("[fd00::1]:80")
 	rules := testListener("rules", at(2000), "a", "absent")
@@ -221,7 +221,7 @@ func mustApply(t testing.TB, s *Store, c mesh.Change) {
 
 var small = store.Options{MaxClusters: 64, MaxListeners: 64, MaxEndpoints: 2048}
 
-// crowded is room for the listeners of everything in few buckets.
+// crowded returns options with which the listeners of everything share a few buckets.
 func crowded() store.Options {
 	o := small
 	o.MaxListeners = 512
@@ -249,7 +249,7 @@ func TestSound(t *testing.T) {
 	if owner(1) != "l2" || owner(2) != "l1" {
 		t.Error("the addresses were not traded")
 	}
-	// One takes the address of another that goes.
+	// A listener takes the address of one that is removed.
 	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l3", at(4), "new")},
 		RemovedListeners: []string{"l4", "not there"}, RemovedClusters: []string{"b", "not there"}})
 	s.sound(t)
