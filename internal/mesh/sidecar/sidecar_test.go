@@ -257,7 +257,7 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// TestMTLS: mutual TLS is used between two proxies, and on no other connection.
+// TestMTLS: mutual TLS, if it is turned on, is used between two proxies, and on no other connection.
 func TestMTLS(t *testing.T) {
 	guest.KernelFree(t)
 	for _, c := range []struct {
