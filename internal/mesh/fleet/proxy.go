@@ -74,7 +74,7 @@ type response struct {
 	url, nonce, version string
 	resources           [][]byte
 	removed             []string
-	whole               bool // of the state of the world
+	whole               bool // state of the world, not deltas
 	bytes               int
 }
 

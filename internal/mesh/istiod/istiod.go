@@ -42,7 +42,7 @@ type Options struct {
 // that istiod never reads an incomplete file.
 type Istiod struct {
 	XDS  string // host:port of aggregated discovery, without TLS
-	Dir  string // of the configuration
+	Dir  string // directory of the configuration
 	PID  int
 	HTTP string // host:port of its debug pages
 

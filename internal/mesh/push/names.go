@@ -14,7 +14,7 @@ const Generator = "push"
 const (
 	// Sent is from when the control plane got the change until its response was about to be handed to the transport.
 	Sent   = "push_sent"
-	Usable = "push_usable" // from then until a new connection to each changed service shows it
+	Usable = "push_usable" // from the end of Sent until a new connection to each changed service shows it
 	Whole  = "push"        // the sum: from when the control plane got the change until connections show it
 	// Gap is the time from the last try that did not show the change to the try that did. Usable can be too long by up to
 	// this time.

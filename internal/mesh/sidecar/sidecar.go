@@ -115,7 +115,7 @@ type (
 type Drive struct {
 	Trial   kind.Trial
 	Part    *kind.Part
-	Dir     string // for its files; removed with the trial; other users can enter it, but not list it
+	Dir     string // for the control plane's files; removed with the trial; other users can enter it, but not list it
 	Host    string // IP address at which all proxies can reach it
 	Proxies []Place
 }
@@ -158,7 +158,7 @@ type Place struct {
 	Others []Other
 
 	Workers     int    // threads or processes that carry requests
-	Connections int    // that the proxy must be able to carry at the same time
+	Connections int    // number of connections that the proxy must be able to carry at the same time
 	Protocol    string // ProtocolHTTP and so on, on both sides
 
 	// User and Group are the names, and UID and GID the numbers, of the user and group that the proxy must run as once it

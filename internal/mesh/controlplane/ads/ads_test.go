@@ -205,7 +205,7 @@ func TestOrder(t *testing.T) {
 		p.expect(map[bool]string{false: "L m", true: "L m -l"}[delta])
 		p.expect("R r")
 		p.answer("R", "")
-		p.quiet() // and so do removals
+		p.quiet() // removals wait for the listeners
 		p.answer("L", "no")
 		if delta {
 			p.takes("C -a")
@@ -461,7 +461,7 @@ func TestKeys(t *testing.T) {
 				t.Errorf("%q: %v", node, err)
 			}
 		}
-		x = connectAs(t, address, delta, "x") // without a view it waits
+		x = connectAs(t, address, delta, "x") // x has no view, so the stream waits
 		x.want("C")
 		s.Set("x", viewOf(t, "C a"))
 		x.takes("C a")
@@ -499,7 +499,7 @@ func TestBounds(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if delta { // in several requests
+		if delta { // too many names, in several requests
 			p := connect(t, address, delta)
 			for i := range 5 {
 				names := many(maxNames / 4)

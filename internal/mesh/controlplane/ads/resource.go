@@ -124,7 +124,7 @@ func NameOf(m proto.Message) string {
 type Table struct {
 	base    *Table      // a table without a base; nil: the table shares nothing
 	list    []*Resource // its own, sorted by name; the base has none of the names
-	sum     sum         // of the base and its own
+	sum     sum         // of the base's resources and of list
 	version string      // a digest of the content
 	step    atomic.Pointer[step]
 }

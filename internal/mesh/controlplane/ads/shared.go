@@ -37,8 +37,8 @@ func (s *shared[K, V]) there(key K) *V {
 	return s.made[key].Value()
 }
 
-// replace stores v for a key if the key still has the value of the argument there (nil: none), and reports whether it
-// did.
+// replace stores v for a key if the key's value is still the one that there(key) returned (nil: none), and reports
+// whether it did.
 func (s *shared[K, V]) replace(key K, there, v *V) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -257,7 +257,7 @@ type news struct {
 	version   string
 	resources []*Resource
 	removed   []string
-	changed   []*Resource // those of resources that the data plane might not have
+	changed   []*Resource // elements of resources that the data plane might not have
 	asked     bool        // some of it was requested
 }
 

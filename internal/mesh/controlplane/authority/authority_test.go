@@ -174,7 +174,7 @@ func TestForeignTrustDomain(t *testing.T) {
 	a := newAuthority(t, Options{})
 	for _, c := range []struct {
 		id           string
-		x509, strict bool // by crypto/x509, which lets subdomains pass, and by OpenSSL
+		x509, strict bool // accepted by crypto/x509, which lets subdomains pass, and by OpenSSL
 	}{
 		{webID, true, true}, {"spiffe://other.local/ns/default/sa/web", false, false}, {"https://other.local/", false, false},
 		{"spiffe://sub.mesh.local/ns/a/sa/b", true, false},

@@ -68,7 +68,7 @@ func TestStore(t *testing.T) {
 		if left := time.Until(after.SafeAt); left < DefaultLife-time.Minute || left > DefaultLife {
 			t.Errorf("the next step is safe in %s; agents may have certificates for %s", left, DefaultLife)
 		}
-		before.Pending, before.SafeAt = 0, after.SafeAt // which depend on what was issued before
+		before.Pending, before.SafeAt = 0, after.SafeAt // they depend on what was issued before
 		if fmt.Sprint(before) != fmt.Sprint(after) || !bytes.Equal(roots, a.RootsPEM()) {
 			t.Errorf("%+v came back as %+v", before, after)
 		}

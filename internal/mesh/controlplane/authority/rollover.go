@@ -44,8 +44,8 @@ type Rollover struct {
 
 // signed records when the last of the agents' certificates expires.
 type signed struct {
-	before time.Time // of those signed before the last step, whose agents may not know the new root
-	now    time.Time // of those signed since the last step
+	before time.Time // for those signed before the last step; their agents may not know the new root
+	now    time.Time // for those signed since the last step
 }
 
 // Rollover returns the state of the rollover.

@@ -25,8 +25,8 @@ import (
 type Service struct {
 	a        *Authority
 	accounts *ServiceAccounts // nil: none
-	signing  *limits          // by identity and pod
-	refused  *limits          // by host: tokens that are not valid
+	signing  *limits          // for certificates, by identity and pod
+	refused  *limits          // for tokens that are not valid, by host
 }
 
 // asker is the peer that requests a certificate.

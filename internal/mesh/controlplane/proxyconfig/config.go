@@ -35,7 +35,7 @@ type Service struct {
 	Name           string            `json:"name" yaml:"name"`
 	Address        string            `json:"address" yaml:"address"`
 	Protocol       string            `json:"protocol" yaml:"protocol"` // tcp (default), udp, http, http2 or grpc
-	Identity       string            `json:"identity" yaml:"identity"` // of its servers: ACCOUNT or NAMESPACE/ACCOUNT
+	Identity       string            `json:"identity" yaml:"identity"` // its servers' identity: ACCOUNT or NAMESPACE/ACCOUNT
 	Policy         string            `json:"policy" yaml:"policy"`     // round-robin (default) or random
 	MaxConnections uint32            `json:"max_connections" yaml:"max_connections"`
 	ConnectTimeout string            `json:"connect_timeout" yaml:"connect_timeout"` // such as 250ms; default 5s
@@ -59,17 +59,17 @@ type Endpoint struct {
 
 // Route is a set of requests, and where they go.
 type Route struct {
-	Name    string            `json:"name" yaml:"name"` // for access lists
+	Name    string            `json:"name" yaml:"name"` // access lists refer to it
 	Match   Match             `json:"match" yaml:"match"`
 	To      map[string]uint32 `json:"to" yaml:"to"`           // services and their weights; default: the service itself
-	Timeout string            `json:"timeout" yaml:"timeout"` // of the whole request, such as 2s; default: none
+	Timeout string            `json:"timeout" yaml:"timeout"` // limit for the whole request, such as 2s; default: none
 	Retries Retries           `json:"retries" yaml:"retries"`
 }
 
 // Match matches requests by path, method and headers; an empty field matches all.
 type Match struct {
 	Path    string            `json:"path" yaml:"path"`     // the exact path, without the query
-	Prefix  string            `json:"prefix" yaml:"prefix"` // of the path, compared literally
+	Prefix  string            `json:"prefix" yaml:"prefix"` // the start of the path, compared literally
 	Regex   string            `json:"regex" yaml:"regex"`   // RE2, of the whole path without the query
 	Method  string            `json:"method" yaml:"method"`
 	Headers map[string]string `json:"headers" yaml:"headers"` // exact values; "*": any value
@@ -85,7 +85,7 @@ type Retries struct {
 // Access is a permission: identities, and the routes that they may use.
 type Access struct {
 	From   []string `json:"from" yaml:"from"`     // identities; "*": all of the trust domain
-	Routes []string `json:"routes" yaml:"routes"` // by name; default: all requests
+	Routes []string `json:"routes" yaml:"routes"` // names of routes; default: all requests
 }
 
 // Rule matches connections by source and destination; an empty field matches all.
@@ -97,7 +97,7 @@ type Rule struct {
 
 // Proxy is one proxy: its identity, the services that it serves, and where its application calls services.
 type Proxy struct {
-	ID       string             `json:"id" yaml:"id"` // of its node
+	ID       string             `json:"id" yaml:"id"` // the ID of its xDS node
 	Identity string             `json:"identity" yaml:"identity"`
 	Inbound  map[string]Inbound `json:"inbound" yaml:"inbound"` // by service
 	// Outbound holds the address, IP:port, at which each service is reached. Services that are not in it cannot be reached
@@ -127,7 +127,7 @@ type Ingress struct {
 	Service string `json:"service" yaml:"service"`
 	Listen  string `json:"listen" yaml:"listen"` // IP:port
 	Proxy   string `json:"proxy" yaml:"proxy"`   // the proxy that listens; it serves or calls the service
-	TLS     bool   `json:"tls" yaml:"tls"`       // with the proxy's certificate; callers need none
+	TLS     bool   `json:"tls" yaml:"tls"`       // callers use TLS; the proxy shows its certificate, and they need none
 }
 
 // maxFile bounds the size of a configuration in bytes. It is enough for about 200,000 endpoints.

@@ -74,7 +74,7 @@ type Step struct {
 type Tree struct {
 	Layout Layout
 	Steps  []Step
-	Counts Counts // without the top
+	Counts Counts // numbers of records, without the top
 
 	data    []byte
 	records []record
@@ -83,7 +83,7 @@ type Tree struct {
 }
 
 type record struct {
-	at    int32 // in data
+	at    int32 // index in Tree.data
 	class Class
 }
 
