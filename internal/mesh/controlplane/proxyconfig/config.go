@@ -35,7 +35,7 @@ type Service struct {
 	Name           string            `json:"name" yaml:"name"`
 	Address        string            `json:"address" yaml:"address"`
 	Protocol       string            `json:"protocol" yaml:"protocol"` // tcp (default), udp, http, http2 or grpc
-	Identity       string            `json:"identity" yaml:"identity"` // its servers' identity: ACCOUNT or NAMESPACE/ACCOUNT
+	Identity       string            `json:"identity" yaml:"identity"` // of its servers: ACCOUNT or NAMESPACE/ACCOUNT
 	Policy         string            `json:"policy" yaml:"policy"`     // round-robin (default) or random
 	MaxConnections uint32            `json:"max_connections" yaml:"max_connections"`
 	ConnectTimeout string            `json:"connect_timeout" yaml:"connect_timeout"` // such as 250ms; default 5s
