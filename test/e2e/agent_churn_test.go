@@ -17,8 +17,8 @@ import (
 	"tare/test/long"
 )
 
-// TestAgentChurn: while groups and eBPF programs come and go, sums never fall, nothing is counted twice, and the
-// agent's memory and descriptors stay what they were.
+// TestAgentChurn: while control groups and eBPF programs come and go, sums never fall, nothing is counted twice, and
+// the agent's memory and number of open descriptors do not grow.
 func TestAgentChurn(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)
@@ -29,7 +29,7 @@ func TestAgentChurn(t *testing.T) {
 	made, loaded := 0, 0
 	var kept []*ebpf.Program
 	var last *scrape
-	// churn makes and removes n groups, each of which uses CPU time, and loads a program for each five of them.
+	// churn makes and removes n groups, each of which uses CPU time, and loads a program for every fifth of them.
 	churn := func(n int, every time.Duration) {
 		for range n {
 			began := time.Now()
@@ -82,7 +82,7 @@ func TestAgentChurn(t *testing.T) {
 		memory, _ = resident(t, a.pid)
 		return memory, descriptors(t, a.pid)
 	}
-	churn(long.Repeat(75, 500), 0) // warming up: memory grows for as many groups
+	churn(long.Repeat(75, 500), 0) // warming up, because memory grows for the first groups
 	memory, files := settled()
 	if long.Enabled() {
 		groupsPeak(t, groups, settled)
@@ -122,8 +122,8 @@ func TestAgentChurn(t *testing.T) {
 	}
 }
 
-// sameMemory checks that an agent has about as much resident memory, in bytes, as before. The garbage collector lets
-// the heap grow by half of what is in use, which is a few MB.
+// sameMemory checks that an agent has at most 4 MiB more resident memory than before; both values are in bytes. The
+// garbage collector lets the heap grow by half of what is in use, which is a few MB.
 func sameMemory(t *testing.T, when string, before, now int64) {
 	t.Helper()
 	if now > before+4<<20 {
@@ -156,8 +156,8 @@ func groupsPeak(t *testing.T, groups *testGroups, settled func() (memory int64, 
 	sameMemory(t, "after a peak of groups", before, now)
 }
 
-// TestAgentStarved: an agent that gets so little CPU time that it reads the counters far apart still has lines that add
-// up to the capacity, and groups that have what they used.
+// TestAgentStarved: in an agent that gets so little CPU time that it reads the counters far apart, the lines of the CPU
+// budget still add up to the capacity, and each group is charged what it used.
 func TestAgentStarved(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)
@@ -168,7 +168,7 @@ func TestAgentStarved(t *testing.T) {
 		dirs, paths = append(dirs, dir), append(paths, path)
 		workers = append(workers, startWorker(t, dir))
 	}
-	for i := range 200 { // which take milliseconds to read
+	for i := range 200 { // reading these takes the agent milliseconds
 		groups.make(t, fmt.Sprintf("idle-%d", i))
 	}
 	a := startAgent(t).serving(t)
@@ -235,7 +235,7 @@ func TestAgentStarved(t *testing.T) {
 		now.total("tare_node_cpu_counted_twice_seconds_total"))
 }
 
-// said is the value of a metric, and the CPU seconds of groups.
+// said returns the value of a metric and the CPU seconds of groups, as text for a failure.
 func (s *scrape) said(metric string, groups ...string) string {
 	text := fmt.Sprint(s.total(metric))
 	for _, path := range groups {
@@ -245,8 +245,8 @@ func (s *scrape) said(metric string, groups ...string) string {
 	return text
 }
 
-// TestAgentStopped: an agent that is stopped for a while has what was used meanwhile in its totals when it goes on, and
-// counts the programs that came and went.
+// TestAgentStopped: the totals of an agent that was stopped for a while include what was used meanwhile, and it counts
+// the programs that came and went.
 func TestAgentStopped(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)

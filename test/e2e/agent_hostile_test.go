@@ -46,7 +46,7 @@ func send(n int, text string) func(context.Context, *testing.T, *tareAgent) {
 	}
 }
 
-// refused asks for a path, n times at once, and wants one of the statuses.
+// refused requests a path, n times at once, and fails the test unless each answer has one of the statuses.
 func refused(method, path string, n int, statuses ...int) func(context.Context, *testing.T, *tareAgent) {
 	return func(ctx context.Context, t *testing.T, a *tareAgent) {
 		var all sync.WaitGroup
@@ -59,7 +59,7 @@ func refused(method, path string, n int, statuses ...int) func(context.Context, 
 				}
 				answer, err := http.DefaultClient.Do(r)
 				if err != nil {
-					return // the test is over, or too many clients were there
+					return // the test is over, or there are too many clients
 				}
 				defer answer.Body.Close()
 				for _, want := range statuses {
@@ -74,8 +74,8 @@ func refused(method, path string, n int, statuses ...int) func(context.Context, 
 	}
 }
 
-// slowly asks for many pages on each of n connections, and reads a byte a second. One answer fits into the buffers of
-// its connection, but not all.
+// slowly requests many pages on each of n connections, and reads a byte a second. One answer fits into the buffers of
+// its connection, but all together do not.
 func slowly(n int) func(context.Context, *testing.T, *tareAgent) {
 	return func(ctx context.Context, t *testing.T, a *tareAgent) {
 		for range n {
@@ -174,11 +174,11 @@ func oddNames() []string {
 	}
 }
 
-// mostResident is the memory that an agent may have, in bytes.
+// mostResident is the resident memory that an agent may have, in bytes.
 const mostResident = 25_000_000
 
-// TestAgentHostileClients: what clients do costs the agent bounded memory, and a client that behaves gets an answer,
-// even if only a refusal because there are too many clients, within ten seconds (speed.Scale).
+// TestAgentHostileClients: whatever clients do, the agent's memory stays bounded, and a client that behaves gets an
+// answer within ten seconds (speed.Scale), even if only a refusal because there are too many clients.
 func TestAgentHostileClients(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)
@@ -198,7 +198,8 @@ func TestAgentHostileClients(t *testing.T) {
 	files := descriptors(t, a.pid)
 	_, started := resident(t, a.pid)
 
-	newcomer := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // a client that stays keeps its place
+	// A new connection for each request: an open one would keep its place among the agent's clients.
+	newcomer := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	last := first
 	for _, attack := range clientAttacks() {
 		beganAttack := time.Now()
@@ -233,8 +234,8 @@ func TestAgentHostileClients(t *testing.T) {
 	}
 	_, peak := resident(t, a.pid)
 	t.Logf("at most %d KiB were resident, and %d before the attacks", peak>>10, started>>10)
-	// A kernel before 6.16 does not let programs map its types (BTF): an agent there is largest at its start, when it
-	// reads them.
+	// Before Linux 6.16 processes cannot mmap the kernel's types (BTF), so that an agent is largest at its start, when it
+	// reads them into its memory.
 	if peak > max(mostResident, started) {
 		t.Errorf("%d bytes were resident, want at most %d", peak, mostResident)
 	}
@@ -254,7 +255,7 @@ func TestAgentHostileClients(t *testing.T) {
 	a.scraped(t).check(t, last)
 }
 
-// checkLabels wants the groups of the test among the series, with labels that are bounded and differ.
+// checkLabels checks that at least want groups of the test are among the series, and that labels are of bounded length.
 func checkLabels(t *testing.T, s *scrape, want int) {
 	t.Helper()
 	n := 0

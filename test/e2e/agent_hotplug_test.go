@@ -10,8 +10,8 @@ import (
 	"tare/test/long"
 )
 
-// TestAgentHotplug: the node's budget adds up while a CPU goes offline and comes back. The kernel's total of idle time
-// then moves by minutes (proc.Stat.Since).
+// TestAgentHotplug: the node's CPU budget adds up while a CPU goes offline and comes back, although the kernel's total
+// of idle time then jumps by minutes (proc.Stat.Since).
 func TestAgentHotplug(t *testing.T) {
 	long.Test(t, "50 s: takes a CPU offline, for which the groups of cpuset on v1 lose it: nothing else may run beside it")
 	const file = "/sys/devices/system/cpu/cpu1/online"
@@ -50,7 +50,7 @@ func TestAgentHotplug(t *testing.T) {
 			}
 		}
 	}
-	// It is not certain how far off a reading of the counters may be, but each is within hundredths of a second.
+	// How far off a reading of the counters may be is not certain, but it is hundredths of a second at most.
 	const most = 0.5
 	for _, c := range []struct {
 		what string

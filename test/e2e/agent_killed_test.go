@@ -35,7 +35,7 @@ func statisticsOn(t *testing.T) bool {
 	return s.RunCount > 0
 }
 
-// exists says whether the kernel still has an object, named as held(pid) names it.
+// exists reports whether the kernel still has an object, given by its kind and ID as held returns them.
 func exists(what string) bool {
 	var kind string
 	var id uint32
@@ -64,7 +64,7 @@ func exists(what string) bool {
 }
 
 // TestAgentKilled: whenever the agent is killed, nothing of it is left in the kernel, the run statistics are off again,
-// and another agent starts and goes on.
+// and another agent can start.
 func TestAgentKilled(t *testing.T) {
 	leavesNothing(t)
 	othersCount := statisticsOn(t)
@@ -119,7 +119,8 @@ func TestAgentKilled(t *testing.T) {
 	a.scraped(t).check(t, first)
 }
 
-// TestAgentTerminated: SIGTERM ends the agent in good order, also with a window open and a slow reader connected.
+// TestAgentTerminated: after SIGTERM the agent exits with code 0 within 10 s, even with a window open and a slow reader
+// connected.
 func TestAgentTerminated(t *testing.T) {
 	leavesNothing(t)
 	for _, busy := range []bool{false, true} {

@@ -42,7 +42,7 @@ var agentBinary = sync.OnceValues(func() (string, error) {
 	return path, binary.Program(path, "./cmd/tare-agent")
 })
 
-// tareAgent is a tare-agent that runs.
+// tareAgent is a running tare-agent.
 type tareAgent struct {
 	*process
 	url string
@@ -114,13 +114,13 @@ func (a *tareAgent) getBy(client *http.Client, path string) (status int, body []
 	return answer.StatusCode, body, err
 }
 
-// scrape is what a scrape gave: families by name, and values by name and labels.
+// scrape is the result of one scrape: families by name, and values by name and labels.
 type scrape struct {
 	families map[string]*dto.MetricFamily
 	values   map[string]float64
 }
 
-// scraped reads the metrics, after waiting for longer than the agent serves the same values again.
+// scraped reads the metrics. It waits first, because the agent serves the same values again for a while.
 func (a *tareAgent) scraped(t *testing.T) *scrape {
 	t.Helper()
 	time.Sleep(550 * time.Millisecond)
@@ -182,14 +182,14 @@ func (s *scrape) sum(name string, labels ...string) (sum float64, n int) {
 	return sum, n
 }
 
-// total is the sum of all series of a metric, including what series had that are gone.
+// total is the sum of all series of a metric, including the last values of series that are gone.
 func (s *scrape) total(name string) float64 {
 	sum, _ := s.sum(name)
 	gone, _ := s.sum("tare_agent_series_gone_seconds_total", "metric", name)
 	return sum + gone
 }
 
-// summed are the metrics whose totals never fall.
+// summed holds the metrics whose totals never fall.
 var summed = []string{"tare_group_cpu_seconds_total", "tare_namespace_cpu_seconds_total",
 	"tare_component_cpu_seconds_total",
 	"tare_component_bpf_seconds_total", "tare_bpf_program_run_seconds_total", "tare_bpf_payer_seconds_total",
@@ -246,7 +246,7 @@ func (s *scrape) check(t *testing.T, before *scrape) {
 // workerVariable makes this test binary a worker.
 const workerVariable = "TARE_TEST_AGENT_WORKER" // see TestMain
 
-// worker is a process that works when it is asked to, and rests in between.
+// worker is a process that works on demand, and rests in between.
 type worker struct {
 	pid   int
 	in    io.WriteCloser
@@ -283,7 +283,7 @@ func work(in io.Reader, out io.Writer) error {
 			if err := busy.Run(programs[id], n); err != nil {
 				return err
 			}
-		case "close": // its descriptor of a program
+		case "close": // the worker's descriptor of a program
 			if _, err := fmt.Sscan(words[1], &id); err != nil {
 				return err
 			}

@@ -23,7 +23,8 @@ import (
 	"tare/test/long"
 )
 
-// agentFor is how long a long test of the agent goes on: 2.5 minutes, or what TARE_AGENT_FOR says, such as 1h.
+// agentFor returns how long a long test of the agent runs: the duration in TARE_AGENT_FOR, such as 1h, or else 2.5
+// minutes.
 func agentFor(t *testing.T) time.Duration {
 	t.Helper()
 	s := os.Getenv("TARE_AGENT_FOR")
@@ -37,7 +38,8 @@ func agentFor(t *testing.T) time.Duration {
 	return d
 }
 
-// plantedProgram is a program that two groups run, with how long each group has run it by the kernel's own count.
+// plantedProgram is an eBPF program that two groups run, with the time for which each group has run it, by the kernel's
+// count.
 type plantedProgram struct {
 	*ebpf.Program
 	id   uint32
@@ -76,8 +78,8 @@ func plantPrograms(t *testing.T, n int) []*plantedProgram {
 
 // TestAgentTruth: under changing load, the lines of the CPU budget add up to the capacity at every scrape. The CPU time
 // of groups and the run time of programs equal the kernel's own counters exactly, because neither runs during a scrape.
-// Two groups that run a program in the ratio 3:1 are charged 3:1, within the confidence interval of the samples, about
-// as often as that interval promises.
+// Two groups that run a program in the ratio 3:1 are charged 3:1: about as many of the samples' confidence intervals
+// hold the true ratio as their level of confidence promises.
 func TestAgentTruth(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)

@@ -10,7 +10,7 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// TestAssertions: the exit code says what became of assertions, whether they come with the run or with a report of it.
+// TestAssertions: the exit code tells the result of assertions, whether they are given to the run or to a report of it.
 func TestAssertions(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)
@@ -43,7 +43,7 @@ func TestAssertions(t *testing.T) {
 			t.Errorf("%s: %s", bad, o)
 		}
 	}
-	// A baseline whose program is not there is refused before any trial, and the error says that it is the baseline.
+	// A baseline whose program does not exist is refused before any trial, and the error names the flag of the baseline.
 	if o := tare(t, "try", "--load", "execs", "--against", "/nonexistent/old", "--", "sleep", "infinity"); o.code != 2 ||
 		!strings.Contains(o.stderr, "--against") {
 		t.Errorf("a baseline that is not installed: %s", o)

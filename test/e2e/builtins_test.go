@@ -22,19 +22,20 @@ import (
 	"tare/test/long"
 )
 
-// A smallest is a built-in experiment in its smallest form, and what every run of that must show on any machine.
+// smallest describes a built-in experiment in its smallest form, and what every run of that must show on any machine.
 type smallest struct {
 	arms     []string         // beside the baseline and its twin
-	levels   map[string][]any // of its factors, the cheapest
+	levels   map[string][]any // the cheapest levels of its factors
 	duration string           // of a window; 300ms when empty
-	set      []string         // further settings, as of --set
+	set      []string         // further settings, as for --set
 	flags    []string         // further flags of tare run
 
-	// tells are the metrics that the answer speaks of. Every trial of every arm has each, or says who voided it.
+	// tells holds the metrics that the answer is about. Every trial of every arm has each, or names the cause that voided
+	// it.
 	tells []string
-	// ofSubject are those that arms with a subject have besides: all arms, where the baseline is a subject too.
+	// ofSubject holds the further metrics of arms with a subject, which are all arms if the baseline is a subject too.
 	ofSubject []string
-	// check looks at one trial further.
+	// check makes further checks of one trial.
 	check func(t *testing.T, tr record.Trial)
 }
 
@@ -328,7 +329,7 @@ func requestsAnswered(t *testing.T, tr record.Trial) {
 	}
 }
 
-// allAnswered: requests were answered, and none failed: noise makes requests late, but is no reason for failures.
+// allAnswered: requests were answered, and none failed, because noise makes requests late but does not make them fail.
 func allAnswered(t *testing.T, tr record.Trial) {
 	t.Helper()
 	for name, l := range tr.Loads {
@@ -342,7 +343,7 @@ func allAnswered(t *testing.T, tr record.Trial) {
 	}
 }
 
-// sidecarsOf returns what a trial knows of its proxies.
+// sidecarsOf returns what a trial recorded about its proxies.
 func sidecarsOf(t *testing.T, tr record.Trial) (seen sidecar.Evidence) {
 	t.Helper()
 	for name, raw := range tr.Evidence { // by subject, whose name is the beginning of the arm's
@@ -356,7 +357,7 @@ func sidecarsOf(t *testing.T, tr record.Trial) (seen sidecar.Evidence) {
 	return seen
 }
 
-// proxiesSeen: requests went through both proxies, each of which has its CPU time and its memory.
+// proxiesSeen: requests went through both proxies, and the trial has the CPU time and the memory of each.
 func proxiesSeen(t *testing.T, tr record.Trial) {
 	t.Helper()
 	allAnswered(t, tr)
@@ -381,8 +382,8 @@ func proxiesSeen(t *testing.T, tr record.Trial) {
 	}
 }
 
-// redirectedSeen: the connections of each arm came to the proxies in the arm's way, and those of the baseline by their
-// addresses; all in pods.
+// redirectedSeen: the connections of each arm were redirected to the proxies by the arm's method, and those of the
+// baseline went to the proxies' own addresses; all in pods.
 func redirectedSeen(t *testing.T, tr record.Trial) {
 	t.Helper()
 	allAnswered(t, tr)
@@ -400,8 +401,8 @@ func redirectedSeen(t *testing.T, tr record.Trial) {
 	}
 }
 
-// windowCut: the counters were read at another time than the load's window, because tare was held up, and the trial
-// says so. What they count is then not of the load, and a cost may be missing.
+// windowCut reports whether the counters were read outside the load's window, because tare was held up, and the trial
+// says so. They then do not count the load alone, and a cost may be missing.
 func windowCut(tr record.Trial) bool {
 	return slices.ContainsFunc(tr.Validity.Reasons,
 		func(r record.Reason) bool { return r.Gate == "window" && r.Cause != "" })
@@ -412,11 +413,11 @@ func hasSubject(tr record.Trial) bool { return tr.Arm != record.Direct && tr.Arm
 // runGroup matches a path below a control group of a run. Its submatch identifies the process whose run it is.
 var runGroup = regexp.MustCompile(`/tare-[^/]*(-p\d+-t\d+)/`)
 
-// programRuns returns how often the programs of a name have run that are attached to control groups of the trial's run.
-// Another run on the machine may have programs of the same name.
+// programRuns returns how often the programs of the given name ran that are attached to control groups of the trial's
+// run. Another run on the machine may have programs of the same name.
 func programRuns(t *testing.T, tr record.Trial, name string) (runs uint64) {
 	t.Helper()
-	ofRun := "" // all of its trials, so that what an earlier one has left counts
+	ofRun := "" // part of the path of the run's groups: of all trials, so that what an earlier one left counts too
 	for _, g := range tr.Ledger.Cgroups {
 		if m := runGroup.FindStringSubmatch(g.Path); m != nil && g.Role != "" {
 			ofRun = m[1] + "/"
@@ -434,8 +435,9 @@ func programRuns(t *testing.T, tr record.Trial, name string) (runs uint64) {
 	return runs
 }
 
-// containersSeen: what ran in containers was there, where it belongs, and each is beside a shim that is charged
-// elsewhere; they ended when asked to, and left nothing. The baseline runs the same processes without containers.
+// containersSeen: the processes in containers were charged to the container's control group, and each container had one
+// shim that was charged elsewhere; the containers ended when asked to, and left nothing. The baseline runs the same
+// processes without containers.
 func containersSeen(t *testing.T, tr record.Trial) {
 	t.Helper()
 	var seen subject.Evidence
@@ -465,8 +467,8 @@ func containersSeen(t *testing.T, tr record.Trial) {
 	}
 }
 
-// eventsCounted: the kernel counted what the load made, and the reference tracer delivered that, or says that it lost
-// the rest.
+// eventsCounted: the kernel counted the events that the load made, and the reference tracer either delivered each or
+// reported it as lost.
 func eventsCounted(t *testing.T, tr record.Trial) {
 	t.Helper()
 	e := tr.Events
@@ -507,7 +509,7 @@ func nodesCounted(t *testing.T, tr record.Trial) {
 	}
 }
 
-// env is the environment of the experiment.
+// env returns the further environment variables that the experiment needs.
 func (s smallest) env(t *testing.T) []string {
 	t.Helper()
 	if slices.ContainsFunc(s.arms, func(arm string) bool { return strings.HasPrefix(arm, "envoy") }) {
@@ -537,7 +539,7 @@ func (s smallest) spec(t *testing.T, name string) string {
 	}
 	delete(spec, "quick")
 	spec["blocks"], spec["warmup"], spec["duration"] = 1, "50ms", "300ms"
-	spec["repeat"] = "100%" // half of so short a plan, as usual, is hardly an attempt
+	spec["repeat"] = "100%" // of so short a plan, the usual half allows hardly any attempt
 	if s.duration != "" {
 		spec["duration"] = s.duration
 	}
@@ -574,8 +576,8 @@ func (s smallest) spec(t *testing.T, name string) string {
 	return string(out)
 }
 
-// TestBuiltIns runs every built-in experiment from its spec to its answer, as small as it gets. How busy the machine is
-// must not matter: an invalid run, a failed trial, and a metric of the answer that is missing without a cause are
+// TestBuiltIns runs the smallest form of every built-in experiment, from its spec to its answer. How busy the machine
+// is must not matter: an invalid run, a failed trial, and a metric of the answer that is missing without a cause are
 // failures.
 func TestBuiltIns(t *testing.T) {
 	t.Parallel()
@@ -611,14 +613,14 @@ func (s smallest) run(t *testing.T, name string) {
 		t.Fatal(err)
 	}
 	t.Logf("%d trials in %s", len(c.Trials), o.took.Round(100*time.Millisecond))
-	warnings := slices.DeleteFunc(c.Warnings, func(w string) bool { // of the tests beside this one
+	warnings := slices.DeleteFunc(c.Warnings, func(w string) bool { // the tests beside this one cause this warning
 		return strings.HasPrefix(w, "another run of tare is under way on this machine")
 	})
 	if c.Partial || len(warnings) > 0 || len(c.Run.Plan) != 2+len(s.arms) {
 		t.Errorf("partial %v, warnings %q, %d planned trials of %d arms",
 			c.Partial, warnings, len(c.Run.Plan), 2+len(s.arms))
 	}
-	last := map[int]record.Trial{} // the last attempt at each planned trial, which is the one that came through
+	last := map[int]record.Trial{} // the last attempt at each planned trial: if any succeeded, this one did
 	for _, tr := range c.Trials {
 		last[tr.Index] = tr
 	}
@@ -642,7 +644,7 @@ func (s smallest) run(t *testing.T, name string) {
 	s.answered(t, dir)
 }
 
-// tellsOrVoided: the trial has the metric, or tripped a gate that voids it, and says who is the cause.
+// tellsOrVoided: the trial has the metric, or tripped a gate that voids the metric, and names the cause.
 func tellsOrVoided(t *testing.T, tr record.Trial, metric string) {
 	t.Helper()
 	if reason, voided := tr.Validity.VoidedBy(metric); voided {
@@ -653,7 +655,7 @@ func tellsOrVoided(t *testing.T, tr record.Trial, metric string) {
 		return
 	}
 	if slices.ContainsFunc(tr.Nodes, func(n record.NodeTrial) bool { return n.Failed != "" }) {
-		return // sums are of all nodes or of none; why a node failed is looked at apart
+		return // sums are of all nodes or of none; other checks look at why a node failed
 	}
 	value, single := tr.Metrics[metric]
 	count, pooled := tr.Counts[metric]

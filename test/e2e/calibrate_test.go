@@ -11,7 +11,7 @@ import (
 	"tare/test/long"
 )
 
-// calibration runs tare calibrate --quick with a fault built in, or none, and reads its report.
+// calibration runs tare calibrate --quick with the given fault built in (none if it is empty), and reads its report.
 func calibration(t *testing.T, fault string, args ...string) (calibrate.Report, output) {
 	t.Helper()
 	out := command{
@@ -30,8 +30,8 @@ func calibration(t *testing.T, fault string, args ...string) (calibrate.Report, 
 	return r, out
 }
 
-// The scale weighs what is known, here. What the machine's other work spoils is not held against it, but everything
-// else is.
+// TestCalibrate: on this machine, tare measures known quantities within tolerance. A measurement that other work on the
+// machine disturbs is not judged, but enough of them must be.
 func TestCalibrate(t *testing.T) {
 	needsTime(t)
 	leavesNothing(t)
@@ -78,7 +78,7 @@ func TestCalibrate(t *testing.T) {
 	t.Logf("%d in tolerance, %d out of it, %d not judged, in %.0f s", r.Passed, r.Failed, r.Unjudged, r.Seconds)
 }
 
-// A scale with a defect does not pass.
+// TestCalibrateFindsFaults: with a fault built in, tare calibrate exits with 5 and names the quantity that is wrong.
 func TestCalibrateFindsFaults(t *testing.T) {
 	leavesNothing(t)
 	for _, tt := range long.Some(1, []struct{ fault, only, weight string }{

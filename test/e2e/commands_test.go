@@ -51,8 +51,8 @@ func runSpec(t *testing.T, spec string) []record.Trial {
 	return trials
 }
 
-// TestCommandsPage runs the example of docs/commands.md: nginx under wrk and under Tare's own load. Each tells what it
-// measured, in metrics that are not the other's, and both find the same server.
+// TestCommandsPage runs the example of docs/commands.md: nginx under wrk and under Tare's own load. Each load reports
+// its measurements in other metrics, and the server's CPU time is measured under both.
 func TestCommandsPage(t *testing.T) {
 	long.Test(t, "8 s: the experiment of docs/commands.md")
 	needsRoot(t)
@@ -76,7 +76,8 @@ func TestCommandsPage(t *testing.T) {
 			wrk != (m["tool_latency_p50_seconds"] > 0) || wrk == (m["latency_p50_seconds"] > 0) {
 			t.Errorf("under %s: %v", tr.Factors["load"], m)
 		}
-		// The counters are of the groups, whoever makes the load: both programs are pinned, and work without a pause.
+		// CPU time is counted by control group, so it is there whichever program makes the load. Both programs are pinned,
+		// and work without a pause.
 		if m["app_cpu_share"] <= 0 || m["load_cpu_share"] <= 0 {
 			t.Errorf("under %s the server used %v of the machine, the load %v", tr.Factors["load"], m["app_cpu_share"],
 				m["load_cpu_share"])
@@ -94,7 +95,7 @@ func TestCommandsPage(t *testing.T) {
 	}
 }
 
-// TestObservedApplication: a server that ran before in a group of its own is weighed where it is, and left as it was.
+// TestObservedApplication: a server that already runs in its own control group is weighed there, and left as it was.
 func TestObservedApplication(t *testing.T) {
 	needsRoot(t)
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -148,7 +149,7 @@ loads: {client: {kind: http, to: web, rate: 2000}}
 			*groups[i].CPUSeconds <= 0 {
 			t.Fatalf("the group %s is not in the record as the application: %+v", identity, groups)
 		}
-		// What a request costs has the server's part in it.
+		// The cost of a request includes the server's part.
 		done := float64(tr.Loads["client"].Done)
 		if m := tr.Metrics; m["app_cpu_share"] <= 0 || m["cpu_seconds_per_request"] <= *groups[i].CPUSeconds/done {
 			t.Errorf("the server used %v s for %v requests: %v", *groups[i].CPUSeconds, done, m)

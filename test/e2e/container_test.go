@@ -11,8 +11,8 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// inContainer is a script that enters a control group and runs the command after it with control groups, mounts and
-// PIDs of its own, as a container has them.
+// inContainer is a script that enters the control group in its first argument and runs the command in the others with
+// separate namespaces of control groups, mounts and PIDs, as a container has them.
 const inContainer = `
 group=$1; shift
 # A new group of cpuset cannot be entered.
@@ -26,8 +26,8 @@ done
 exec "$@"' sh "$@"
 `
 
-// TestCleanSparesContainers: 'tare clean' on the machine takes nothing of a run in a container, which goes on to its
-// end.
+// TestCleanSparesContainers: 'tare clean' on the machine removes nothing of a run in a container, which continues to
+// its end.
 func TestCleanSparesContainers(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

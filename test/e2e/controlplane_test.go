@@ -28,8 +28,8 @@ import (
 	"tare/test/ring"
 )
 
-// meshOf returns a ring with mutual TLS as it is after a change, which is of all endpoints, and of who may call one of
-// the services.
+// meshOf returns a ring with mutual TLS after the given number of changes. Each changes all endpoints, and who may call
+// one of the services.
 func meshOf(services, change int) *proxyconfig.Config {
 	c := ring.Mesh{Services: services, Calls: 3, MTLS: "strict"}.Config(1 + change)
 	s := &c.Services[change%services]
@@ -37,8 +37,8 @@ func meshOf(services, change int) *proxyconfig.Config {
 	return c
 }
 
-// TestControlPlaneKilled: whenever a control plane is killed, and whatever changes meanwhile, proxies have in the end
-// what the configuration says, resource by resource, from the one that is started in its place.
+// TestControlPlaneKilled: whenever a control plane is killed, and whatever changes meanwhile, the one that is started
+// in its place gives each proxy, in the end, exactly the resources that the configuration says.
 func TestControlPlaneKilled(t *testing.T) {
 	long.Test(t, "6 s: a control plane killed while trials run")
 	const proxies = 30

@@ -31,8 +31,8 @@ func needsTime(t *testing.T) {
 	quiet.Wait(t, 3*time.Second, 30*time.Second)
 }
 
-// quickly runs the short form of a built-in experiment, and gives its trials and its summary. An invalid run fails the
-// test: on a busy machine, and in make test, TestBuiltIns runs forms that noise cannot make invalid.
+// quickly runs the short form of a built-in experiment, and returns its trials and its summary. An invalid run fails
+// the test. TestBuiltIns, which make test runs, has forms that noise cannot make invalid.
 func quickly(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
 	t.Helper()
 	c, s := quick(t, name)
@@ -42,7 +42,7 @@ func quickly(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
 	return c, s
 }
 
-// quick is quickly for tests that hold on any machine: an invalid run is theirs to judge.
+// quick is like quickly, for tests that hold on any machine: it returns an invalid run too, for the test to judge.
 func quick(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "out")
@@ -71,14 +71,14 @@ func quick(t *testing.T, name string) (*record.Contents, *analysis.Summary) {
 	return c, s
 }
 
-// runCounts holds the runs of the connect program, by the kernel's statistics, against the connections that the loads
-// say they opened. The edges of the two windows are some milliseconds apart, and more on a machine that is full: hence
-// rates, and their ratio over all trials. It may be 5 % off one, and by as much more as the trials leave open.
+// runCounts compares the runs of the connect program, by the kernel's statistics, with the connections that the loads
+// say they opened. The edges of the two windows are some milliseconds apart, and more on a busy machine: hence it
+// compares rates. The interval of the median ratio over all trials must overlap 0.95 to 1.05.
 func runCounts(t *testing.T, c *record.Contents) {
 	t.Helper()
 	var ratios []float64
 	for _, tr := range c.Trials {
-		if !tr.Validity.Stands("bpf_seconds_per_connection") { // which is of the same two counts
+		if !tr.Validity.Stands("bpf_seconds_per_connection") { // this metric is made from the same two counts
 			continue
 		}
 		runs, opened := float64(programRuns(t, tr, "km_connect4"))/tr.Ledger.Window.Seconds, 0.0
@@ -105,8 +105,8 @@ func runCounts(t *testing.T, c *record.Contents) {
 	}
 }
 
-// TestLimitedUsage: what a trial says that the groups with a limit used is what their own files say, in the smallest
-// form of the experiment.
+// TestLimitedUsage: the CPU time that a trial reports for the groups with a limit equals that in the groups' own files,
+// in the smallest form of the experiment.
 func TestLimitedUsage(t *testing.T) {
 	long.Test(t, "10 s: two blocks of an experiment whose application has a limit")
 	needsRoot(t)
@@ -127,10 +127,10 @@ func TestLimitedUsage(t *testing.T) {
 	compareUsage(t, c, files())
 }
 
-// TestCPULimit holds on any machine that has the time for it: what the experiment says that the limited groups used is
-// what their own files say; of each heavy program it either resolves what the groups are charged for a connection, or
-// says how many trials were lost and why; and it says that the limit is shared wherever it has what that rests on. What
-// a noisy machine may withhold is a part of this, never all of it.
+// TestCPULimit holds on any machine that has the time for it. The CPU time that the experiment reports for the limited
+// groups equals that in their own files. For each heavy program, the experiment either resolves what the groups are
+// charged for a connection, or says how many trials were lost and why. It says that the limit is shared wherever it has
+// the metrics for that. A noisy machine may withhold a part of this, never all of it.
 func TestCPULimit(t *testing.T) {
 	needsRoot(t)
 	needsTime(t)
@@ -157,9 +157,9 @@ func TestCPULimit(t *testing.T) {
 	}
 }
 
-// chargeResolved reports whether what an arm adds to the CPU time of a connection is resolved. It is tens of times what
-// the noise of any machine comes to, so if it is not, trials must have been lost, and the summary must say how many and
-// why.
+// chargeResolved reports whether what an arm adds to the CPU time of a connection is resolved. The addition is tens of
+// times the noise of any machine, so if it is not resolved, trials must have been lost, and the summary must say how
+// many and why.
 func chargeResolved(t *testing.T, s *analysis.Summary, arm string, at map[string]string) bool {
 	t.Helper()
 	const metric = "limited_cpu_seconds_per_connection"
@@ -225,8 +225,8 @@ func sharesLimit(t *testing.T, s *analysis.Summary, arm string, at map[string]st
 	}
 }
 
-// compareUsage holds what the ledgers say that the limited groups used against their files. A reading before an edge of
-// the window and one after it bound what was charged at the edge, however far apart they are.
+// compareUsage compares the CPU time of the limited groups in the ledgers with that in the groups' files. A reading
+// before an edge of the window and one after it bound what was charged at the edge, however far apart the two are.
 func compareUsage(t *testing.T, c *record.Contents, seen map[int]usage) {
 	t.Helper()
 	first, compared, tight, outside := 0, 0, 0, 0
@@ -257,7 +257,7 @@ func compareUsage(t *testing.T, c *record.Contents, seen map[int]usage) {
 	if compared < first/2 || tight < max(1, first/16) {
 		t.Errorf("only %d of %d trials could be compared with the files, and %d to within 10 %%", compared, first, tight)
 	}
-	// Counters are read within 8 ms of the edge, unless the scale is held up each of four times that it tries.
+	// Counters are read within 8 ms of the edge, unless tare is held up in all of its four attempts.
 	if outside > compared/10 {
 		t.Errorf("in %d of %d trials the ledger has another CPU time of the limited groups than the files", outside, compared)
 	}
@@ -301,8 +301,8 @@ func (u usage) within(start, end time.Time) (lo, hi float64, ok bool) {
 	return last - most, end2 - least, a && b && c && d
 }
 
-// watchUsage follows the CPU time of the groups of a part, by their own files, until the function that it returns is
-// called. That gives what was read, by trial.
+// watchUsage reads the CPU time of a part's control groups from their own files, again and again, until the returned
+// function is called. That function returns the readings, by trial.
 func watchUsage(t *testing.T, part string) func() map[int]usage {
 	t.Helper()
 	points, most := map[int]usage{}, map[int]int{}

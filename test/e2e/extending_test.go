@@ -84,9 +84,9 @@ func examples(t *testing.T, dir string) string {
 // example is the files of a page, written below a directory.
 type example struct {
 	overlay string            // for go build
-	files   map[string]string // where those that are not Go are, by the names that the page gives them
+	files   map[string]string // paths of the files that are not Go, by the names that the page gives them
 	added   []string          // new folders and new files in folders that there are, as paths in the tree
-	lines   int               // that are added to a file of the tree
+	lines   int               // number of lines that are added to files of the tree
 }
 
 // extract writes the files of a page below dir, and an overlay that puts those of Go into the tree at root.
@@ -165,7 +165,7 @@ func checkFormat(t *testing.T, built, run string) {
 		}
 	}
 	if want := "\ntare.ballast_bytes.estimate;arm=ballast;unit=bytes 8.388608e+06 "; o.code != 0 ||
-		!strings.Contains("\n"+o.stdout, want) { // noise may leave nothing else
+		!strings.Contains("\n"+o.stdout, want) { // noise may withhold every other number
 		t.Errorf("the format lacks %q: %v", want, o)
 	}
 }
@@ -195,7 +195,7 @@ func checkRuntime(t *testing.T, built, dir string, e example) {
 	if err != nil || c.Run.Traits["nice"] != "nice 10" {
 		t.Fatalf("the run has the traits %v; %v", c.Run.Traits, err)
 	}
-	// Of each trial, since neighbours may have voided some, and with them the estimate.
+	// This looks at the trials, because other work on the machine may have voided some of them and so the estimate.
 	if !slices.ContainsFunc(c.Trials, func(tr record.Trial) bool {
 		return tr.Arm == "nice" && tr.Metrics["sandbox_pss_bytes"] > 0
 	}) {

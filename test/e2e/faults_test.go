@@ -10,7 +10,7 @@ import (
 
 // One system call of a run fails, or the run is killed there: whatever it is, the exit code and the error are
 // documented ones, finished trials can be read, and tare clean leaves nothing. test/bench/faults is the long form, over
-// all experiments; a seed that failed here is made again by its -seed.
+// all experiments; its flag -seed repeats a seed that failed here.
 func TestFaults(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

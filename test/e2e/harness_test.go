@@ -72,7 +72,7 @@ type command struct {
 	env     []string      // added to the test's own
 	stdin   string        // nothing when empty
 	user    uint32        // runs as this user and group; 0 is the test's own
-	has     []cap.Value   // capabilities of another user, or what is left of the test's own; it can get no others
+	has     []cap.Value   // the only capabilities that the process can have; nil without user: all of the test's own
 	group   string        // directory of a control group of v2 to start in; the test's own when empty
 	timeout time.Duration // until it is killed and the test fails; 1 minute when 0
 }
@@ -84,7 +84,7 @@ type output struct {
 	took           time.Duration
 }
 
-// String shows it in a test's failure.
+// String formats the output for a test's failure.
 func (o output) String() string {
 	return fmt.Sprintf("exit code %d after %s\nstdout:\n%s\nstderr:\n%s", o.code, o.took, o.stdout, o.stderr)
 }
@@ -95,7 +95,7 @@ func tare(t *testing.T, args ...string) output {
 	return command{args: args}.start(t).wait(t)
 }
 
-// process is a tare that runs. It is killed when its test ends.
+// process is a running tare. It is killed when its test ends.
 type process struct {
 	pid            int
 	stdout, stderr buffer
@@ -168,7 +168,7 @@ func (c command) start(t *testing.T) *process {
 	return p
 }
 
-// wait waits for the end. The test fails if that does not come in time; whatever the exit code, it is a result.
+// wait waits for the end of the process, and fails the test if that does not come in time. It accepts any exit code.
 func (p *process) wait(t *testing.T) output {
 	t.Helper()
 	<-p.done

@@ -47,7 +47,7 @@ type coordinatorAttack struct {
 // attackStream is the stream of an agent, as its coordinator has it.
 type attackStream struct{ grpc.ServerStream }
 
-// say sends a message, or several.
+// say sends one message, formatted as by fmt.Sprintf.
 func (s attackStream) say(format string, args ...any) error {
 	return s.SendMsg(fmt.Sprintf(format, args...))
 }
@@ -61,7 +61,7 @@ func (s attackStream) until(so func(said) bool) (said, error) {
 	}
 }
 
-// prepare has the agent set up a trial: more is further fields of the job, in JSON.
+// prepare has the agent set up a trial. spec is JSON, and more is further JSON fields of the job, after a comma.
 func (s attackStream) prepare(id int, spec, more string) error {
 	return s.say(`{"prepare":{"id":%d,"data":{"spec":%s,"planned":{"arm":"direct"},"seed":1}%s}}`, id, spec, more)
 }
@@ -78,7 +78,7 @@ func (s attackStream) refuses(spec, more string) error {
 	return err
 }
 
-// modest is a trial that any machine can run, of which a part may be replaced.
+// modest is the spec of a trial that any machine can run. modestWith returns it with one part replaced.
 const modest = `{"name":"x","question":"x","blocks":1,"warmup":"20ms","duration":"150ms","applications":{"server":{"kind":"http"}},` +
 	`"loads":{"client":{"kind":"http","to":"server","rate":50}},"gates":{"rate":0.01,"errors":1,"lag":"60s","drift":1000}}`
 
@@ -374,7 +374,8 @@ func (h *hostCoordinator) serve(t *testing.T) grpc.StreamHandler {
 	}
 }
 
-// hostileCoordinator starts a coordinator with keys, and an agent that joins it.
+// hostileCoordinator starts a coordinator with keys, and an agent that joins it. It returns the coordinator, the agent
+// and the agent's working directory.
 func hostileCoordinator(t *testing.T, config *tls.Config, keys string,
 	attacks ...coordinatorAttack) (*hostCoordinator, *process, string) {
 	t.Helper()

@@ -2,9 +2,9 @@
 //
 //	go run ./test/bench/beside [-tare bin/tare] [-blocks 6] -- [FLAGS OF TARE TRY --] COMMAND [ARGS]
 //
-// In each trial in which the command runs, the resident set of its processes is read from /proc/PID/smaps_rollup every
-// 0.1 s, and their control group's CPU time and memory are what systemd-cgtop prints as often. It needs root, and the
-// Debian package systemd, of which nothing has to run.
+// In each trial in which the command runs, it reads the resident set of the command's processes from
+// /proc/PID/smaps_rollup every 0.1 s, and takes the CPU time and memory of their control group from systemd-cgtop,
+// which prints them just as often. It needs root, and the Debian package systemd; systemd itself need not be running.
 package main
 
 import (
@@ -40,15 +40,15 @@ func main() {
 	}
 }
 
-// sample is what was read at one moment of one group.
+// sample is one reading of one control group.
 type sample struct {
 	at    time.Time
 	value float64
 }
 
-// watch holds what was read of each trial's group, by path.
+// watch holds the samples of each trial's control group, by the group's path.
 type watch struct {
-	groups                *regexp.Regexp // of the run
+	groups                *regexp.Regexp // matches the paths of the run's control groups
 	mu                    sync.Mutex
 	resident, cpu, memory map[string][]sample
 }
@@ -145,7 +145,8 @@ func (w *watch) read(ctx context.Context) {
 	}
 }
 
-// table prints both sides: medians over trials, and by how much they differ at most in one trial.
+// table prints, for each kind, the median over trials of Tare's values and of those read beside it, and the largest
+// difference between the two in one trial.
 func (w *watch) table(trials []record.Trial) error {
 	pairs := map[string][][2]float64{}
 	for _, t := range trials {
@@ -188,7 +189,7 @@ func (w *watch) table(trials []record.Trial) error {
 	return nil
 }
 
-// within is the median of what was read between two times; NaN for none.
+// within returns the median of the samples between two times, or NaN if there are none.
 func within(all []sample, from, to time.Time) float64 {
 	var in []float64
 	for _, s := range all {

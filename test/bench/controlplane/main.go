@@ -280,7 +280,8 @@ func (p *plane) resident() (float64, error) {
 	return float64(now), err
 }
 
-// settled waits until the process's resident memory has not fallen for some seconds, and returns it.
+// settled waits until the process's resident memory, in bytes, has not fallen by more than 1 % for about 25 s, and
+// returns it.
 func (p *plane) settled() (least float64, err error) {
 	for n := 0; n < 25; n++ {
 		now, err := p.resident()

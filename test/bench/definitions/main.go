@@ -1,11 +1,11 @@
 // Command definitions evaluates the trials of one recorded run by different definitions of "p99" and of "CPU per
-// request rate", those of Tare among them: what the definition alone does to a number. testdata/tables.md is what it
-// prints of the run in its testdata, and docs/experiments/mesh-rate.md says what follows.
+// request rate", Tare's among them, to show what the definition alone does to a number. testdata/tables.md is its
+// output for the run in testdata, and docs/experiments/mesh-rate.md draws the conclusions.
 //
 //	go run ./test/bench/definitions [-arm envoy] [RUN-DIR]
 //
-// A run is of any experiment whose one factor is the rate of its only load, and in which an arm stands in the path of
-// requests, such as mesh-rate.
+// RUN-DIR may be a run of any experiment, such as mesh-rate, whose only factor is the rate of its only load, and in
+// which one arm has a proxy in the path of requests.
 package main
 
 import (
@@ -65,9 +65,8 @@ type place struct {
 	arm  string
 }
 
-// run holds the trials of a recorded run that count. Of each planned trial, in order of block, these are the first
-// attempt in which no gate voids latency (timed), and the first in which none voids the CPU time of the subject
-// (spent).
+// run holds the trials of a recorded run that count, in order of block: of each planned trial, the first attempt whose
+// latency no gate voids (timed), and the first attempt whose subject CPU time no gate voids (spent).
 type run struct {
 	rates        []float64
 	timed, spent map[place][]trial
@@ -108,7 +107,7 @@ func read(dir string) (*run, error) {
 			at.rate, one.rate = l.TargetRate, l.Rate
 			for _, name := range []string{load.Latency, load.Service, load.LatencyRunning} {
 				if l.Histograms[name] == "" {
-					continue // it is not known which requests no stall touched
+					continue // the trial did not record which requests a stall touched
 				}
 				if one.histograms[name], err = stats.DecodeHistogram(l.Histograms[name]); err != nil {
 					return nil, fmt.Errorf("trial %d: %w", t.Index, err)
@@ -188,8 +187,8 @@ var bounds = []float64{
 	0.5, 1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000, 3_600_000,
 }
 
-// histogramQuantile is that of Prometheus for classic histograms, in milliseconds: it takes the values in a bucket for
-// evenly spread (promql/quantile.go, bucketQuantile).
+// histogramQuantile computes a quantile, in milliseconds, as Prometheus does for classic histograms: as if the values
+// in a bucket were evenly spread (promql/quantile.go, bucketQuantile).
 func histogramQuantile(q float64, h *hdrhistogram.Histogram) float64 {
 	count := make([]float64, len(bounds)+1) // cumulative; the last is +Inf
 	for _, bar := range h.Distribution() {
@@ -211,7 +210,7 @@ func histogramQuantile(q float64, h *hdrhistogram.Histogram) float64 {
 	return from + (bounds[i]-from)*(rank-below)/(count[i]-below)
 }
 
-// pooled are all requests of some trials in one histogram.
+// pooled merges the trials' histograms of one name into one.
 func pooled(of []trial, name string) (*hdrhistogram.Histogram, error) {
 	var all []*hdrhistogram.Histogram
 	for _, t := range of {
@@ -241,14 +240,14 @@ func mean(xs []float64) float64 {
 	return sum / float64(len(xs))
 }
 
-// thin reports whether there are too few requests for a p99 that Tare would give: in some trial or, where a histogram
-// is named, in all trials together.
+// thin reports whether there are too few requests for Tare to give a p99: in some trial or, if a histogram is named, in
+// all trials together.
 func thin(of []trial, name string) bool {
 	if name == "" {
 		return enough(of) < len(of)
 	}
 	if name == load.LatencyRunning {
-		name = load.Latency // its own counts are weights, and a record need not say how many requests they stand for
+		name = load.Latency // the counts of LatencyRunning are weights, not numbers of requests
 	}
 	h, err := pooled(of, name)
 	if err != nil {
@@ -271,7 +270,7 @@ func enough(of []trial) (n int) {
 // definitions are what "p99" can mean, in milliseconds.
 var definitions = []struct {
 	name   string
-	pooled string // the histogram that it is made of; empty: of each trial's p99
+	pooled string // the histogram that it is computed from; empty if computed from each trial's p99
 	of     func([]trial) (float64, error)
 }{
 	{"all requests in one histogram", load.Latency, func(of []trial) (float64, error) {
@@ -315,7 +314,7 @@ func latency(w io.Writer, r *run, arm string) error {
 		fmt.Fprintf(w, "| %s |", d.name)
 		for _, rate := range r.rates {
 			if len(r.timed[place{rate, record.Direct}]) == 0 || len(r.timed[place{rate, arm}]) == 0 {
-				fmt.Fprint(w, " |") // gates void all
+				fmt.Fprint(w, " |") // gates void all trials without or with the arm
 				continue
 			}
 			base, err := d.of(r.timed[place{rate, record.Direct}])
@@ -424,7 +423,7 @@ func perRequest(metric string) func(trial) (float64, bool) {
 	}
 }
 
-// cpu prints CPUs per 1,000 requests/s, by whose CPU time it is and by how it is divided.
+// cpu prints CPUs per 1,000 requests/s, for each entry of accounts and each way to divide.
 func cpu(w io.Writer, r *run, arm string) error {
 	header(w, "CPUs per 1,000 requests/s", r.rates)
 	for _, account := range accounts {
@@ -484,7 +483,7 @@ func blank(n int) (s string) {
 	return s
 }
 
-// line is a slope in words, with the fixed part.
+// line fits a line to the points, and returns its slope and its fixed part as text.
 func line(points []stats.Observation) (string, error) {
 	l, err := stats.FitLine(points)
 	if err != nil {
@@ -504,7 +503,7 @@ func line(points []stats.Observation) (string, error) {
 }
 
 // chart is the CPU use of a sidecar, by rate, as read off the chart of the Open Service Mesh document (see
-// docs/experiments/mesh-rate.md). document prints the same definitions of it.
+// docs/experiments/mesh-rate.md). document applies the definitions of CPU per request rate to it.
 var chart = struct{ rates, cpus []float64 }{
 	[]float64{100, 500, 1000, 2000, 4000}, []float64{0.04, 0.15, 0.26, 0.61, 1.21},
 }

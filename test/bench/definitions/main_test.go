@@ -27,8 +27,8 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// TestHistogramQuantile: as promql has it: the values in a bucket are evenly spread, the first begins at 0, and what is
-// beyond the last bound is at it.
+// TestHistogramQuantile: as in promql, values are evenly spread within a bucket, the first bucket begins at 0, and a
+// quantile beyond the last bound is that bound.
 func TestHistogramQuantile(t *testing.T) {
 	guest.KernelFree(t)
 	for _, c := range []struct {

@@ -59,7 +59,7 @@ func one(tare, name string, blocks int, verbose bool) error {
 	if !ok {
 		return errors.New("there is no such experiment")
 	}
-	var needs []string // which the run itself checks
+	var needs []string // accepted unchecked here, because the run checks them
 	if m := needsLine.FindSubmatch(text); m != nil {
 		needs = strings.Split(string(m[1]), ", ")
 	}

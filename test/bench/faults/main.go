@@ -2,7 +2,7 @@
 //
 //	go run ./test/bench/faults [-n 2000] [-for 1h] [-at 4] [-only quickstart,mesh-rate] [-state FILE]
 //	go run ./test/bench/faults -seed 17 -only quickstart   # the same fault again
-//	go run ./test/bench/faults -again [-state FILE]        # those that showed a problem, after it was mended
+//	go run ./test/bench/faults -again [-state FILE]        # those that showed a problem, after a fix
 //	go run ./test/bench/faults -table
 //
 // Each run is a built-in experiment with very short windows. A seed chooses the call and what happens to it (see
@@ -142,7 +142,7 @@ func (b *bench) again(ctx context.Context, found []faults.Verdict) error {
 	return nil
 }
 
-// latest are the last verdicts of each seed, by seed.
+// latest returns the last verdict of each seed, in order of seed.
 func latest(found []faults.Verdict) []faults.Verdict {
 	bySeed := map[uint64]faults.Verdict{}
 	for _, v := range found {
@@ -164,7 +164,7 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, until ti
 	}
 	for hits < n && time.Now().Before(until) && ctx.Err() == nil {
 		var some []faults.Planned
-		const turns = 4 // runs for each that goes on at a time, before what they left is looked for
+		const turns = 4 // batches of b.at runs between two searches for leftovers
 		for len(some) < min(turns*b.at, n-hits) {
 			next++
 			if p := b.plan(b.names[int(next)%len(b.names)], next); p != nil {
@@ -193,7 +193,8 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, until ti
 	return nil
 }
 
-// try makes faults, several at a time, and each alone where something is left behind and it is not known by which.
+// try makes faults, several at a time. If they leave something behind, it makes each again alone to find the one that
+// does.
 func (b *bench) try(ctx context.Context, some []faults.Planned) ([]*faults.Verdict, error) {
 	dir := filepath.Join(b.dir, "try")
 	verdicts, err := b.runner.Try(ctx, dir, b.at, some...)
@@ -206,14 +207,14 @@ func (b *bench) try(ctx context.Context, some []faults.Planned) ([]*faults.Verdi
 		if err != nil {
 			return nil, err
 		}
-		if i > 0 || len(alone[0].Problems) > 0 { // what shows only together stays a problem of the first
+		if i > 0 || len(alone[0].Problems) > 0 { // a problem that no run shows alone stays with the first
 			verdicts[i] = alone[0]
 		}
 	}
 	return verdicts, nil
 }
 
-// countAll counts the calls of all experiments. Some wait most of the time, so that several run at a time.
+// countAll counts the system calls of all experiments. Several run at a time, because some wait most of the time.
 func (b *bench) countAll(ctx context.Context) error {
 	var mu sync.Mutex
 	g, ctx := errgroup.WithContext(ctx)
@@ -254,7 +255,7 @@ func (b *bench) plan(name string, seed uint64) *faults.Planned {
 
 func printTable(found []faults.Verdict) {
 	type tally struct{ faults, kills, missed, problems, mended int }
-	had := map[uint64]bool{} // seeds
+	had := map[uint64]bool{} // seeds whose fault ever showed a problem
 	for _, v := range found {
 		had[v.Seed] = had[v.Seed] || len(v.Problems) > 0
 	}

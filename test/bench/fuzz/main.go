@@ -46,8 +46,8 @@ type found struct {
 	Failed  string    `json:"failed,omitempty"` // the end of what it printed
 
 	// Starved is the input at which Go took a search for hung, although the test passes with it. At the end of a search,
-	// Go waits for a second for a process that is to stop making an input smaller, and this process may have to wait for a
-	// CPU.
+	// Go gives the process that is minimizing an input one second to stop, which is too short if this process does not
+	// get a CPU.
 	Starved string `json:"starved,omitempty"`
 }
 
@@ -144,7 +144,7 @@ type bench struct {
 	compiling sync.Mutex
 
 	mu      sync.Mutex
-	seconds map[string]float64 // of CPU time, for which each has searched
+	seconds map[string]float64 // CPU time for which each test has searched
 	busy    map[string]bool
 }
 
@@ -192,7 +192,7 @@ func cache(ctx context.Context) (string, error) {
 	return filepath.Join(strings.TrimSpace(string(out)), "fuzz"), nil
 }
 
-// binary compiles the tests of a package for fuzzing, if that was not done.
+// binary returns the path of a package's test binary for fuzzing, and compiles it first if it does not exist.
 func (b *bench) binary(ctx context.Context, t found) (string, error) {
 	b.compiling.Lock()
 	defer b.compiling.Unlock()
@@ -229,7 +229,7 @@ func (b *bench) search(ctx context.Context, t found) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	if cmd.ProcessState != nil { // of the workers too, for which it waited
+	if cmd.ProcessState != nil { // includes its workers' CPU time, because it waited for them
 		t.Seconds = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
 	}
 	t.At = time.Now().UTC()
@@ -258,11 +258,11 @@ func (b *bench) search(ctx context.Context, t found) error {
 	return campaign.Append(b.state, t)
 }
 
-// stopped is what Go says of a process that did not stop making an input smaller when it was told.
+// stopped matches Go's message about a process that did not stop minimizing an input in time.
 var stopped = regexp.MustCompile(`hung or terminated unexpectedly while minimizing: EOF\s+Failing input written to (testdata/fuzz/\w+/(\w+))`)
 
-// starved gives the input of a search that Go took for hung, and removes it, if the test passes with it each time of
-// many.
+// starved returns the input at which Go took a search for hung, and removes its file, if the test passes with it in 100
+// of 100 runs. Otherwise it returns "".
 func (b *bench) starved(ctx context.Context, t found, path string, out []byte) (input string, err error) {
 	m := stopped.FindSubmatch(out)
 	if m == nil {
@@ -272,7 +272,7 @@ func (b *bench) starved(ctx context.Context, t found, path string, out []byte) (
 	cmd.Dir = filepath.Join(b.root, t.Package)
 	again, err := cmd.CombinedOutput()
 	if err != nil || bytes.Count(again, []byte("--- PASS: "+t.Test+"/")) != 100 {
-		return "", nil // it is a finding
+		return "", nil // the input does make the test fail
 	}
 	file := filepath.Join(cmd.Dir, string(m[1]))
 	data, err := os.ReadFile(file)

@@ -6,10 +6,10 @@
 //	go run ./test/bench/kernelmesh DIR...
 //	go run ./test/bench/kernelmesh -at client.rate=1000 DIR     # one level of a run of mesh-rate
 //
-// Of each planned trial the first attempt counts in which no gate voids the metric. A pair is lost where both arms ran
-// and one has no value after all attempts. A promise holds if all of its interval is within the bound even with the
-// lost pairs at infinity, fails if none of it is, and otherwise the blocks do not decide it. The exit code is 1 if a
-// promise fails.
+// For each planned trial, the first attempt in which no gate voids the metric counts. A pair is lost where both arms
+// ran and one has no value after all attempts. A promise holds if all of its interval is within the bound even with the
+// lost pairs at infinity, fails if none of the interval is, and is undecided otherwise. The exit code is 1 if a promise
+// fails.
 package main
 
 import (
@@ -123,10 +123,10 @@ func newOutcomes() outcomes {
 func (o outcomes) add(run int, trials []record.Trial, defined metric.Set) error {
 	trials = slices.Clone(trials)
 	slices.SortStableFunc(trials, func(a, b record.Trial) int { return cmp.Compare(a.Attempt, b.Attempt) })
-	first := map[string]map[block]int{} // attempts, by arm
+	first := map[string]map[block]int{} // the number of each block's first attempt, by arm
 	for _, t := range trials {
 		if t.Validity.Failed == record.Interrupted {
-			continue // it is no attempt
+			continue // an interrupted trial does not count as an attempt
 		}
 		at := block{run, t.Block}
 		if o.ran[t.Arm] == nil {
@@ -169,7 +169,8 @@ func (o outcomes) take(metric, arm string, at block, m measure) {
 	}
 }
 
-// pairs are the values of two arms in the blocks in which both ran, in order, and in how many of these one is lost.
+// pairs returns the values of two arms in the blocks in which both ran, in order of block, and the number of these
+// blocks in which an arm has no value.
 func (o outcomes) pairs(metric, base, arm string) (pairs []stats.Pair, lost int) {
 	for _, at := range slices.SortedFunc(maps.Keys(o.ran[arm]), block.compare) {
 		if !o.ran[base][at] {
@@ -213,8 +214,8 @@ func (o outcomes) keeps(p promise) (row string, broken bool) {
 		verdict), broken
 }
 
-// printLosses prints, of each arm and metric that is judged, in how many of the blocks in which the arm ran it has no
-// value, and in how many that of a later attempt.
+// printLosses prints, for each arm and each judged metric, in how many of the arm's blocks the metric has no value, and
+// in how many its value comes from a later attempt.
 func (o outcomes) printLosses() {
 	var metrics []string
 	for _, p := range promises {
@@ -253,7 +254,7 @@ func (o outcomes) losses(metric, arm string) (lost, again int) {
 	return lost, again
 }
 
-// median is that of an arm over all blocks, in us, with its interval where there is one.
+// median returns an arm's median over all blocks, in us, with its interval where there is one.
 func (o outcomes) median(metric, arm string) string {
 	var all []float64
 	for _, m := range o.values[metric][arm] {

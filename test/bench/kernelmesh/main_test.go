@@ -9,8 +9,8 @@ import (
 	"tare/test/vm/guest"
 )
 
-// TestLostPairs: a promise that all pairs keep is undecided once so many are lost that these could break it; the first
-// attempt that stands is the one that counts, and who lost what is counted by arm.
+// TestLostPairs: a promise that all measured pairs keep is undecided once the lost pairs could break it; the first
+// attempt that no gate voids counts, and losses are counted for each arm.
 func TestLostPairs(t *testing.T) {
 	guest.KernelFree(t)
 	const blocks = 12
@@ -46,7 +46,7 @@ func TestLostPairs(t *testing.T) {
 	}
 }
 
-// TestAgain: where the first attempt is void, the next counts, and is counted.
+// TestAgain: where the first attempt is void, the value of the next is used, and counted as one of a later attempt.
 func TestAgain(t *testing.T) {
 	guest.KernelFree(t)
 	all := newOutcomes()

@@ -24,7 +24,8 @@ import (
 type kind struct {
 	name    string
 	promise string
-	// run before the neighbour begins: what the quiet machine gives; nil where nothing is compared
+	// quiet runs before the neighbour begins, and returns the quiet machine's value, with which run compares; nil where
+	// nothing is compared
 	quiet   func(*repetition) (float64, error)
 	run     func(*repetition) ([]outcome, error)
 	figures []figure // of the table, beside how often it held
@@ -190,8 +191,8 @@ func quietQuickstart(r *repetition) (float64, error) {
 	return value, nil
 }
 
-// paired compares quickstart with itself on the machine as it was just before, which hardly differs by more than the
-// neighbour: what the hypervisor gives the machine changes the time of a program by half within an hour.
+// paired compares quickstart beside the neighbour with quickstart on the quiet machine just before, so that little but
+// the neighbour differs: within an hour, what the hypervisor gives the machine changes the time of a program by half.
 func paired(r *repetition) ([]outcome, error) {
 	outcomes, err := quickstart(r)
 	if err != nil {
@@ -206,8 +207,8 @@ func paired(r *repetition) ([]outcome, error) {
 	return outcomes, nil
 }
 
-// median is the metric that an answer about the median speaks of: of latency while the machine was running where it
-// stood still too often.
+// median returns the metric that a run's answer about the median uses: latency while the machine was running, if the
+// machine stood still too often, and latency otherwise.
 func median(s *analysis.Summary) (metric string, running bool) {
 	running = slices.ContainsFunc(s.Disturbed, func(d analysis.Disturbed) bool { return d.Running })
 	if running {

@@ -4,9 +4,9 @@
 //	go run ./test/bench/noise [-neighbour] [-n 20] [-for 1h] [-only quickstart,planted] [-state FILE]
 //	go run ./test/bench/noise -table [-any]
 //
-// Each repetition adds a line to the state file, test/bench/noise/noise.jsonl, so that a campaign that ends, by its
-// time or a signal, goes on where it was. -table prints the table of docs/noise.md from that file: a column for the
-// machine as it was when quiet, beside the neighbour, and under steal.
+// Each repetition adds a line to the state file, test/bench/noise/noise.jsonl, from which a campaign continues that its
+// time limit or a signal ended. -table prints the table of docs/noise.md from that file, with one column each for the
+// quiet machine, for the machine beside the neighbour, and for the machine under steal.
 package main
 
 import (
@@ -74,7 +74,7 @@ type outcome struct {
 	Neighbour bool               `json:"neighbour"`
 	Seconds   float64            `json:"seconds"`
 	Stolen    float64            `json:"stolen"`              // part of the machine's CPU time
-	Busy      float64            `json:"neighbour_part"`      // part of it within the neighbour's bursts
+	Busy      float64            `json:"neighbour_part"`      // part of the machine's CPU time, in the neighbour's bursts
 	Exit      int                `json:"exit"`                // of tare
 	Held      bool               `json:"held"`                // whether the promise held
 	Values    map[string]float64 `json:"values,omitempty"`    // figures of the kind

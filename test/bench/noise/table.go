@@ -11,7 +11,7 @@ import (
 var columns = []string{"quiet", "neighbour", "steal"}
 
 // printTable prints what was found, as Markdown: a row for each promise, and how often it held in each condition.
-// Outcomes of several binaries are not mixed unless anyOf says so: those of the latest count.
+// With anyOf the outcomes of all binaries count, otherwise only those of the latest.
 func printTable(w io.Writer, found []outcome, anyOf bool) error {
 	if len(found) == 0 {
 		return fmt.Errorf("nothing was found yet")
@@ -80,7 +80,7 @@ func spread(values []float64, unit string) string {
 	return strings.TrimSpace(text + " " + unit)
 }
 
-// number has three digits, or all of a whole number.
+// number formats a value with three significant digits, or with all of them if it is whole.
 func number(v float64) string {
 	if v == math.Trunc(v) {
 		return fmt.Sprintf("%.0f", v)

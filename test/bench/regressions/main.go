@@ -34,8 +34,8 @@ import (
 const (
 	metricOfCPU  = "cpu_seconds_per_kiloevent"
 	metricOfLoss = "events_lost"
-	budget       = 0.05            // of CPU time, beyond the old version
-	planted      = 0.10            // likewise
+	budget       = 0.05            // allowed CPU time beyond the old version's, as a fraction of it
+	planted      = 0.10            // planted CPU time beyond the old version's, as a fraction of it
 	lossy        = 1e-4            // of events
 	rate         = 2000            // events per second
 	shortest     = 2 * time.Second // window of a trial
@@ -183,7 +183,8 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, until tim
 	return nil
 }
 
-// plan weighs the old version against itself: how many blocks the budget takes here, and what an event costs.
+// plan weighs the old version against itself, and returns how many blocks the budget takes on this machine, and the CPU
+// time of an event.
 func (c *bench) plan(ctx context.Context) (blocks int, each time.Duration, err error) {
 	out := filepath.Join(c.dir, "pilot")
 	if _, _, err := c.weigh(ctx, out, "work="+oldWork.String(), pilotBlocks, shortest); err != nil {
@@ -200,7 +201,7 @@ func (c *bench) plan(ctx context.Context) (blocks int, each time.Duration, err e
 	}
 	for _, r := range p.Rows {
 		if r.Metric == metricOfCPU && len(r.Needs) == 1 && r.Needs[0].Blocks != nil {
-			return *r.Needs[0].Blocks, time.Duration(r.Base * 1e6), os.RemoveAll(out) // seconds of 1,000 events
+			return *r.Needs[0].Blocks, time.Duration(r.Base * 1e6), os.RemoveAll(out) // Base is in s per 1,000 events
 		}
 	}
 	return 0, 0, fmt.Errorf("there is no plan for %s: %s", metricOfCPU, text)

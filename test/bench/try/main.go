@@ -5,7 +5,7 @@
 //
 // planted tries an agent of known cost (test/agent): its CPU time, its memory and the time that its eBPF program adds
 // to each connection must all be within their intervals. nothing tries sleep infinity: nothing may be resolved but its
-// own memory. Each repetition adds a line to the state file, so that a campaign that ends goes on where it was.
+// own memory and start. Each repetition adds a line to the state file, from which an interrupted campaign continues.
 package main
 
 import (
