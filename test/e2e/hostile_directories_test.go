@@ -25,7 +25,7 @@ import (
 // stranger is the ID of another user.
 const stranger = 12345
 
-// sharedSpec is an experiment of a moment.
+// sharedSpec is an experiment that takes less than a second.
 const sharedSpec = `name: shared
 question: Does it write where it should?
 blocks: 1
@@ -42,7 +42,7 @@ type shared struct {
 	t *testing.T
 
 	dir       string // the stranger's
-	precious  string // a directory of root's, of which nothing may change
+	precious  string // a directory of root's, in which nothing may change
 	before    map[string]string
 	temporary string // of root's, for temporary files
 }
@@ -130,8 +130,8 @@ func (s *shared) refuses(words string, args ...string) {
 	}
 }
 
-// moves runs an experiment whose run directory the stranger moves away once the trials have begun, and who then puts
-// something in its place. The run must go on in the directory that it had.
+// moves runs an experiment. Once its trials have begun, the stranger moves its run directory away and puts something in
+// its place. The run must go on in the directory that was moved.
 func (s *shared) moves(spec string, replace func(out string)) {
 	s.t.Helper()
 	out := s.at("out")
@@ -148,7 +148,7 @@ func (s *shared) moves(spec string, replace func(out string)) {
 	}
 }
 
-// decoy has the stranger put a directory of their own in the place of the run's, to which nothing may be written.
+// decoy has the stranger replace the run directory by a directory of their own. Nothing may be written there.
 func (s *shared) decoy(spec string) {
 	s.t.Helper()
 	s.moves(spec, func(string) { s.own("out") })
@@ -253,7 +253,7 @@ var directoryAttacks = []struct {
 				}
 			}
 		}
-		// It is an empty directory of root's, and a link to it is as good as its name; a file in it would be a change.
+		// A run may use an empty directory of root's, even through a link. A file in it makes tare refuse it.
 		s.try(os.WriteFile(filepath.Join(s.precious, "nothing", "something"), nil, 0o600))
 		s.before = s.whatIs()
 		s.refuses("not empty", "run", specFile(s.t, sharedSpec))
@@ -286,7 +286,7 @@ var directoryAttacks = []struct {
 		s.try(os.Mkdir(s.at("run"), 0o755), unix.Mkfifo(s.at("report"), 0o666))
 		s.recorded(s.at("run"))
 		p := s.command("report", s.at("run"), "-o", s.at("report")).start(s.t)
-		time.Sleep(time.Second) // nobody reads: it waits, as others do, and can be told to stop
+		time.Sleep(time.Second) // nobody reads the pipe, so tare waits, as other programs do, until a signal stops it
 		p.signal(s.t, syscall.SIGINT)
 		if o := p.wait(s.t); o.code == 0 {
 			s.t.Error(o)
@@ -298,7 +298,7 @@ var directoryAttacks = []struct {
 		if o := c.start(s.t).wait(s.t); o.code != 3 || !strings.Contains(o.stderr, "another user") {
 			s.t.Error(o)
 		}
-		s.try(os.Mkdir(s.at("mine"), 0o700)) // which they can rename
+		s.try(os.Mkdir(s.at("mine"), 0o700)) // root's, but the stranger can rename it
 		c.env = []string{"TMPDIR=" + s.at("mine")}
 		if o := c.start(s.t).wait(s.t); o.code != 3 || !strings.Contains(o.stderr, "another user") {
 			s.t.Error(o)
@@ -482,7 +482,7 @@ func TestHostileDirectories(t *testing.T) {
 	}
 }
 
-// A swap that is never seen would prove nothing.
+// TestSwapping: swapping does replace a directory by a link. An attack whose swap never happened would prove nothing.
 func TestSwapping(t *testing.T) {
 	s := newShared(t)
 	dir := s.own("disk")

@@ -27,7 +27,7 @@ import (
 	"tare/test/long"
 )
 
-// attackedSpec is an experiment of short trials on two nodes, with gates that none trips.
+// attackedSpec is an experiment of short trials on two nodes, with gates that no trial trips.
 const attackedSpec = `name: attacked
 question: Does it hold?
 nodes: 2
@@ -40,7 +40,7 @@ loads: {client: {kind: http, to: server, rate: 50, connections: 4, keepalive: fa
 gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1, drift: 1000}
 `
 
-// escapes are what steers a terminal, in JSON.
+// escapes holds sequences that control a terminal, as they are written in a JSON string.
 const escapes = `\u001b[2J\u001b]0;owned\u0007\r\u009b31m\u202e`
 
 // attacked is a coordinator, tare run, that waits for nodes.
@@ -134,7 +134,7 @@ func (a *attacked) refusedAs(says ...string) string {
 	}
 	defer hangUp()
 	for _, text := range says {
-		_ = s.SendMsg(text) // what comes shows below
+		_ = s.SendMsg(text) // an error shows below
 	}
 	for {
 		if _, err := hear(s); err != nil {
@@ -421,7 +421,7 @@ type trialOf struct {
 	index, attempt int
 	arm            string
 	block          int
-	fixed          *[2]int64 // what its clock says, of when a question came and when it was answered; nil: the truth
+	fixed          *[2]int64 // when it claims to have received and answered each ping, in ns; nil: the true times
 }
 
 func (x *trialOf) say(format string, args ...any) { _ = x.SendMsg(fmt.Sprintf(format, args...)) }
@@ -456,7 +456,7 @@ func (x *trialOf) begun(then time.Duration) {
 	time.Sleep(then)
 }
 
-// record sends a record of the trial with some fields of its own.
+// record sends a record of the trial. more holds further fields of it, as JSON after a comma.
 func (x *trialOf) record(more string) {
 	x.say(`{"record":{"id":%d,"record":{"trial":{"schema":"tare.trial/v1","index":%d,"attempt":%d,"arm":%q,"block":%d%s}}}}`, x.id, x.index, x.attempt, x.arm, x.block, more)
 }
@@ -546,8 +546,8 @@ var inTrials = []struct {
 	{"hangs up as it is told to prepare", func(*trialOf) {}, "it disconnected"},
 }
 
-// TestHostileNodes: whatever a program does that can reach a coordinator, with or without the keys of a node, the
-// coordinator survives it, says what it was, and goes on with the others.
+// TestHostileNodes: whatever a program that can reach a coordinator does, with or without the keys of a node, the
+// coordinator survives it, reports what happened, and goes on with the other nodes.
 func TestHostileNodes(t *testing.T) {
 	long.Test(t, "25 s: a campaign of attacks on a coordinator")
 	needsRoot(t)
@@ -558,7 +558,7 @@ func TestHostileNodes(t *testing.T) {
 			a.t = t
 			began := time.Now()
 			c.do(t, a)
-			used(t, a.pid) // it is there
+			used(t, a.pid) // fails the test if the coordinator has ended
 			t.Logf("%.1f s", time.Since(began).Seconds())
 		})
 	}
@@ -569,7 +569,7 @@ func TestHostileNodes(t *testing.T) {
 	}
 
 	good := a.node("a")
-	expected := map[int]int{} // which of attacks took place in a trial, by the trial's index
+	expected := map[int]int{} // index in inTrials of the attack in each trial, by the trial's index
 	for done := 0; done < len(inTrials); {
 		s, hangUp := joinAs(t, a.address, tlsOf(t, a.keys, "b"))
 		if s == nil {

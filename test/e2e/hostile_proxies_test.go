@@ -44,10 +44,10 @@ import (
 const (
 	siegeCPU     = 5 * time.Second // with two good proxies served
 	idleSiegeCPU = 1500 * time.Millisecond
-	siegeMemory  = 512 << 20 // bytes; without own bounds, the control plane ends there and spares the machine
+	siegeMemory  = 512 << 20 // bytes of RLIMIT_DATA, which protects the machine from a control plane without bounds
 )
 
-// How long attacks last that would not end by themselves, and those that do at the most.
+// How long attacks last: busy and idle ones that would not end by themselves, and, at most, those that do.
 const (
 	siegeLasts     = 700 * time.Millisecond
 	idleSiegeLasts = 2 * time.Second
@@ -57,7 +57,7 @@ const (
 // besiegers is how many services and proxies the mesh has. Two proxies are good, and the others are the attack's.
 const besiegers = 20
 
-// The proxies of an attack: the one that attacks, and one whose place it would like to have.
+// The proxies of an attack: the one that attacks, and one that it tries to impersonate.
 var (
 	hostileProxy = ring.Proxy(2)
 	otherProxy   = ring.Proxy(3)
@@ -71,12 +71,12 @@ type proxyAttack struct {
 	ends    bool     // it ends by itself: what it waits for can be late
 	stays   bool     // it goes on until the control plane has ended
 	flags   []string // further flags of the control plane
-	changes int      // of the configuration, while it lasts; 0: one
+	changes int      // how often the configuration changes during the attack; 0 means once
 	do      func(s *siege)
 }
 
 // TestHostileProxies: whatever a proxy does, with or without a certificate, the control plane survives it, sends the
-// others what they are to have meanwhile and afterwards, and ends in order.
+// other proxies their configuration during the attack and after it, and exits with code 0.
 func TestHostileProxies(t *testing.T) {
 	long.Test(t, "15 s: a campaign of attacks on a control plane")
 	leavesNothing(t)
@@ -87,7 +87,7 @@ func TestHostileProxies(t *testing.T) {
 		if a.idle {
 			slots = idle
 		}
-		all.Go(func() { // not as parallel tests, of which only as many run at a time as there are CPUs: these wait, mostly
+		all.Go(func() { // not parallel tests: only one for each CPU would run at a time, and most attacks only wait
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			t.Run(a.name, func(t *testing.T) { a.run(t, i%2 == 0) })
@@ -105,7 +105,7 @@ type siege struct {
 	work    string // a directory that is the control plane's
 	over    context.Context
 	good    *fleet.Fleet
-	kept    fleettest.Kept // what good has
+	kept    fleettest.Kept // the resources that the proxies of good have
 	changed int
 }
 
@@ -233,7 +233,7 @@ func (s *siege) write() {
 	}
 }
 
-// serves waits until a good proxy has all that the mesh has for it. A minute is for ever.
+// serves waits until a good proxy has all that the mesh has for it, and fails the test after a minute.
 func (s *siege) serves(proxy int) {
 	s.Helper()
 	if err := s.good.Connect(s.Context(), proxy, proxy+1); err != nil {
@@ -305,7 +305,7 @@ var clusterKey = sync.OnceValue(func() jose.JSONWebKey {
 	return jose.JSONWebKey{Key: key, KeyID: "cluster", Algorithm: string(jose.ES256), Use: "sig"}
 })
 
-// lasts says whether the attack is not over.
+// lasts reports whether the attack is still to go on.
 func (s *siege) lasts() bool { return s.over.Err() == nil }
 
 // credentials reads those of a proxy from its files.

@@ -92,7 +92,7 @@ func (f *forged) make(file string, make func(path string) error) {
 	}
 }
 
-// everyTrial changes every trial, and writes.
+// everyTrial changes every trial, and writes the run.
 func (f *forged) everyTrial(change func(t *record.Trial)) {
 	f.t.Helper()
 	for i := range f.trials {
@@ -101,7 +101,7 @@ func (f *forged) everyTrial(change func(t *record.Trial)) {
 	f.write()
 }
 
-// factors gives all trials n factors, whose levels have the given length, and further metrics, and writes.
+// factors gives all trials n factors, whose levels have the given length, and further metrics, and writes the run.
 func (f *forged) factors(n, length, metrics int) {
 	f.t.Helper()
 	level := map[string]string{}
@@ -124,7 +124,7 @@ func (f *forged) factors(n, length, metrics int) {
 	})
 }
 
-// histograms puts a text in the place of every histogram, and writes.
+// histograms puts a text in the place of every histogram, and writes the run.
 func (f *forged) histograms(text string) {
 	f.t.Helper()
 	f.everyTrial(func(t *record.Trial) {
@@ -150,7 +150,7 @@ func histogram(digits int32, highest int64, counts []byte) string {
 	return base64.StdEncoding.EncodeToString(append(head, packed.Bytes()...))
 }
 
-// forging is text that steers terminals, ends lines and pages, and is no name.
+// forging is text that tries to control a terminal, to forge lines of output, and to put scripts into a page.
 const forging = "\x1b[2J\x1b]0;owned\a\r\nwarning: " +
 	"forged\n::error::forged\n\u009b31m\u202e</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`$(id)|x|"
 
@@ -435,7 +435,7 @@ func TestHostileRecords(t *testing.T) {
 		MapBytes: 1e6})
 	good.write()
 	others := slices.DeleteFunc(report.Runs.Names(), func(name string) bool {
-		return slices.Contains([]string{"text", "html", "json", "otlp"}, name) // which are written by themselves
+		return slices.Contains([]string{"text", "html", "json", "otlp"}, name) // other commands below write these
 	})
 	for i, a := range recordAttacks {
 		t.Run(a.name, func(t *testing.T) {
@@ -455,7 +455,7 @@ func TestHostileRecords(t *testing.T) {
 				{"compare", good.dir, f.dir, "--anyway", "--all"},
 				{"power", f.dir, "--see", "5%"}, {"plan", f.dir, "--for", "rate=600"},
 			}
-			if !long.Enabled() { // each command at some
+			if !long.Enabled() { // one command for each record, in turn
 				commands = commands[i%len(commands):][:1]
 			}
 			for _, args := range append(commands, []string{"report", f.dir, "--all", "--assert", "cpu_seconds <= +10%"},
@@ -528,7 +528,7 @@ func bearsRecord(t *testing.T, args []string) {
 		noEscapes(t, what+": standard output", p.stdout.String())
 	}
 	texts := []string{stderr}
-	if slices.Contains(args, "--format") { // other text is wrapped, wherever that begins a line
+	if slices.Contains(args, "--format") { // other output is wrapped, so that any word of a record may begin a line
 		texts = append(texts, p.stdout.String())
 	}
 	for _, text := range texts {

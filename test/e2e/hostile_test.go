@@ -162,7 +162,8 @@ func hear(s interface{ RecvMsg(any) error }) (m said, err error) {
 	return m, json.Unmarshal([]byte(text), &m)
 }
 
-// joinAs opens a stream to a coordinator, by the keys of a node.
+// joinAs opens a stream to a coordinator with the keys of a node, and returns it with a function that closes it. Both
+// are nil if the coordinator accepts no stream.
 func joinAs(t *testing.T, address string, config *tls.Config) (grpc.ClientStream, func()) {
 	t.Helper()
 	cc, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(config)),
@@ -274,7 +275,7 @@ func (w wire) flood(length time.Duration, say func() error) {
 
 // taken is what a process has used so far.
 type taken struct {
-	memory int64 // bytes, at the most
+	memory int64 // peak, in bytes
 	cpu    time.Duration
 	files  int
 	at     time.Time
@@ -330,7 +331,7 @@ func noEscapes(t *testing.T, what, text string) {
 	}
 }
 
-// sideBySide calls what it is given at the same time, and waits for all.
+// sideBySide calls all functions at the same time, and waits for them.
 func sideBySide(all ...func()) {
 	var wg sync.WaitGroup
 	for _, do := range all {

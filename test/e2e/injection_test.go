@@ -34,8 +34,9 @@ import (
 	"tare/test/port"
 )
 
-// TestInjection: with what a control plane's webhook adds to two pods, one reaches the other: their proxies, Envoys
-// that are started as the pods say, get certificates by their tokens, and the kubelet's probes come through.
+// TestInjection: the sidecars that a control plane's webhook adds to two pods let one pod reach the other. The test
+// starts them, Envoys, as the pods specify. They get certificates with the pods' tokens, and the kubelet's probes come
+// through.
 func TestInjection(t *testing.T) {
 	envoy, temporary := envoytest.Path(t), t.TempDir()
 	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -97,7 +98,7 @@ probePort: %s
 	if !roots.AppendCertsFromPEM(bundle) {
 		t.Fatalf("the bundle is none: %s", bundle)
 	}
-	// As an API server: by the name of the service.
+	// An API server expects the name of the webhook's service in its certificate, too.
 	apiserver := &http.Client{Timeout: time.Minute, Transport: &http.Transport{ForceAttemptHTTP2: true,
 		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "controlplane.tare-system.svc"}}}
 	defer apiserver.CloseIdleConnections()
@@ -110,7 +111,8 @@ probePort: %s
 	for _, p := range []*corev1.Pod{web, podOf("client")} {
 		out := injected(t, apiserver, "https://"+hook+"/", p)
 		sidecar := out.Spec.Containers[len(out.Spec.Containers)-1]
-		token := write(p.Spec.ServiceAccountName, cluster.token(t, p.Namespace, p.Spec.ServiceAccountName)) // by the kubelet
+		// In a cluster, the kubelet writes this file.
+		token := write(p.Spec.ServiceAccountName, cluster.token(t, p.Namespace, p.Spec.ServiceAccountName))
 		c := command{timeout: 5 * time.Minute, args: append(sidecar.Args, "--token-file", token),
 			env: []string{"TMPDIR=" + temporary}}
 		for _, e := range sidecar.Env {

@@ -38,14 +38,14 @@ func smallRecord(t *testing.T, id string) string {
 	return savedRun(t, id, run, trials)
 }
 
-// plannableCosts are of a run that can be planned from.
+// plannableCosts returns the costs of a run that can be planned from.
 func plannableCosts() analysistest.Costs {
 	linear := func(x float64) float64 { return 1 + 0.001*x }
 	return analysistest.Costs{Experiment: "mesh-rate", Factor: "client.rate", Blocks: 6, Mode: load.Open, CPU: linear,
 		BPF: linear, Memory: func(x float64) float64 { return 1e6 * linear(x) }}
 }
 
-// savedRun writes a run.
+// savedRun writes a run into a new directory, and returns the directory.
 func savedRun(t *testing.T, id string, run record.Run, trials []record.Trial) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), id)

@@ -17,7 +17,7 @@ import (
 	"tare/test/long"
 )
 
-// kills is how often each victim is killed: TARE_KILLS, or few.
+// kills returns how often each victim is killed: TARE_KILLS if that is set, and the given number otherwise.
 func kills(few int) int {
 	if n, err := strconv.Atoi(os.Getenv("TARE_KILLS")); err == nil {
 		return n
@@ -34,7 +34,7 @@ func TestSandboxKilled(t *testing.T) {
 		runtime string
 		always  []string // killed in the short form as well
 		victims []string
-		seldom  []string // killed a quarter as often: they take long to miss, or have a test of their own
+		seldom  []string // killed a quarter as often, because tare notices it late or another test kills them too
 	}{
 		{"runc", []string{"init"}, []string{"tare", "init", "runtime"}, []string{"shim"}},
 		{"runsc", []string{"sentry"}, []string{"sentry", "tare", "gofer", "runtime"}, []string{"shim"}},
@@ -166,7 +166,7 @@ func (k *killer) killOne(victim string, after time.Duration) (at time.Duration, 
 		t.Errorf("%s killed after %s: %s", victim, at, o)
 	}
 	before := r.remains(k.temporary)
-	for range 100 { // what a killed process had started may have to notice its end first
+	for range 100 { // processes that the killed one had started may need a while to notice its end
 		if o := (command{args: []string{"clean"}, env: env}).start(t).wait(t); o.code != 0 {
 			t.Errorf("%s killed after %s: tare clean: %s", victim, at, o)
 		}
@@ -188,12 +188,13 @@ func (k *killer) killOne(victim string, after time.Duration) (at time.Duration, 
 type ofRun struct {
 	tag      string // in names
 	pid      int
-	networks map[string]bool // network namespaces that its processes were seen in
-	ended    bool            // what is seen from now on is of others
-	holders  map[int]uint64  // processes seen in these, with their start times: names of namespaces are reused
+	networks map[string]bool // network namespaces in which its processes were seen
+	ended    bool            // the run has ended: a namespace seen from now on is not its own
+	holders  map[int]uint64  // start times of processes seen in networks, by PID: names of namespaces are reused
 }
 
-// look finds the processes of the run by what they are.
+// look returns the IDs of the run's processes, by what they are (see what). Until the run has ended, it also adds to
+// networks and holders.
 func (r *ofRun) look() map[string][]int {
 	found, networks := map[string][]int{}, map[string]bool{}
 	own, _ := os.Readlink("/proc/self/ns/net")

@@ -126,7 +126,8 @@ func news(before, now footprint.Footprint, kind, name string) (n int) {
 	return n
 }
 
-// pin leaves the program to a pin in a bpf file system of the test's own.
+// pin pins the program in a bpf file system that the test mounts, and closes the program, so that only the pin holds
+// it.
 func pin(t *testing.T, program *ebpf.Program) {
 	t.Helper()
 	dir := t.TempDir()

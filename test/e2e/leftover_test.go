@@ -19,7 +19,7 @@ func leavesNothing(t *testing.T) {
 	})
 }
 
-// leftSince returns what has been left behind since before was looked at.
+// leftSince returns what of tare's is on the machine now that was not there at an earlier look.
 func leftSince(t *testing.T, before footprint.Footprint) []string {
 	t.Helper()
 	left, err := before.Left()
@@ -29,7 +29,7 @@ func leftSince(t *testing.T, before footprint.Footprint) []string {
 	return left
 }
 
-// look finds everything that has lost its owner.
+// look returns everything of tare's on the machine that has lost its owner. It skips the test without bpftool.
 func look(t *testing.T) footprint.Footprint {
 	t.Helper()
 	f, err := footprint.Look()

@@ -46,7 +46,7 @@ var meshes = []struct {
 	{"envoy", "subject: envoy", []string{"proxy.client", "proxy.server", "controlplane"}, true},
 }
 
-// meshArm returns one of them as an arm, which does not fail because this machine is slow.
+// meshArm returns an arm with one of meshes, and a timeout that is long enough for a slow machine.
 func meshArm(name, settings string) string {
 	return fmt.Sprintf("%s: {%s, ready-timeout: 60s}", name, settings)
 }
@@ -106,7 +106,7 @@ func TestMeshKilled(t *testing.T) {
 	}
 }
 
-// withEnvoy is an environment in which Envoy is found.
+// withEnvoy returns an environment variable, PATH, with which Envoy is found.
 func withEnvoy(t *testing.T) []string {
 	t.Helper()
 	return []string{"PATH=" + filepath.Dir(envoytest.Path(t)) + ":" + os.Getenv("PATH")}
@@ -146,7 +146,8 @@ func (k *meshKiller) choose() string {
 	return all[k.random.IntN(len(all))]
 }
 
-// run is a run in whose trials components are killed, each at a moment while it begins or later.
+// run makes one run of tare and kills one component in each of its trials, at a random moment up to 500 ms after the
+// component was first seen, and often within 100 ms.
 func (k *meshKiller) run(blocks int) {
 	t := k.t
 	t.Helper()
@@ -222,12 +223,12 @@ func (k *meshKiller) judge(out string, blocks int, killed map[string]int, o outp
 			continue
 		}
 		component, first := "", len(why)
-		for victim := range killed { // the first that it names: others say what they saw of it
+		for victim := range killed { // the first that the reason names: after it comes what other components saw
 			if at := strings.Index(why, victim); at >= 0 && at < first {
 				component, first = victim, at
 			}
 		}
-		// A worker whose first process lives on is said to have ended.
+		// If a worker is killed and the component's first process lives on, the reason is that the worker ended.
 		if !strings.Contains(why, "killed") && !strings.Contains(why, "ended during the trial") {
 			component = ""
 		}

@@ -21,7 +21,7 @@ import (
 	"tare/test/long"
 )
 
-// nodesSpec is an experiment of tracers in short trials, with gates that none trips.
+// nodesSpec is an experiment of tracers in short trials, with gates that no trial trips.
 const nodesSpec = `name: on-nodes
 question: Is every event counted at every node?
 blocks: %d
@@ -32,7 +32,7 @@ arms: {exectrace: {subject: exectrace}}
 gates: {lag: 60s, drift: 1000}
 `
 
-// agents are the processes of a run's local nodes, by name.
+// agents returns the process IDs of a run's local nodes, by name.
 func agents(t *testing.T, coordinator int) map[string]int {
 	t.Helper()
 	found := map[string]int{}
@@ -59,7 +59,7 @@ func agents(t *testing.T, coordinator int) map[string]int {
 	return found
 }
 
-// underWay says whether an agent has the load's group of that trial.
+// underWay reports whether an agent has made the load's control group of a trial.
 func underWay(agent, trial int) bool {
 	group := fmt.Sprintf("tare-trial-%d-p%d-*/work/storm", trial, agent)
 	return slices.ContainsFunc([]string{"", "*"}, func(hierarchy string) bool {
@@ -346,7 +346,7 @@ func TestNodesInterrupted(t *testing.T) {
 	noLinks(t, p.pid)
 }
 
-// usesNetwork are the processes in those network namespaces.
+// usesNetwork returns the paths of /proc/PID/ns/net of the processes in the given network namespaces.
 func usesNetwork(t *testing.T, networks []string) []string {
 	t.Helper()
 	var who []string
@@ -362,7 +362,8 @@ func usesNetwork(t *testing.T, networks []string) []string {
 	return who
 }
 
-// TestNode: two agents on the loopback, with keys from files, run what a coordinator that listens tells them.
+// TestNode: an agent that joins a coordinator over the loopback, with keys from files, runs the coordinator's trials.
+// One that joins under another name than its certificate's is refused.
 func TestNode(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)

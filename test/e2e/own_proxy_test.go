@@ -71,7 +71,7 @@ func TestOwnProxy(t *testing.T) {
 					t.Errorf("its file is not recorded: %s", trial.Subject)
 				}
 			}
-			if len(trials) != 9 { // of the baseline, its twin and the arm
+			if len(trials) != 9 { // three rates for the baseline, its twin and the arm
 				t.Errorf("%d trials", len(trials))
 			}
 		})
@@ -128,7 +128,7 @@ func TestBypassed(t *testing.T) {
 	}
 }
 
-// ownProxyRun runs a spec and gives its trials.
+// ownProxyRun runs a spec, which must end with the given exit code, and returns its trials.
 func ownProxyRun(t *testing.T, spec string, code int) []record.Trial {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "out")

@@ -31,8 +31,8 @@ const plantedCommand = "planted-proxy"
 
 // plantedWork is what a proxy does for a request.
 type plantedWork struct {
-	rounds int    // of a loop in a function
-	sum    uint64 // what it gave
+	rounds int    // of the loop in plantedUser
+	sum    uint64 // of the results of plantedUser
 	random []byte // to be filled by the kernel
 	pair   [2]int // sockets, of which the second one may have the program as its filter
 
@@ -50,7 +50,7 @@ func plantedUser(rounds int) uint64 {
 	return x
 }
 
-// fastest is the shortest time of many that something takes.
+// fastest returns the shortest time that do took in 200 calls.
 func fastest(do func()) time.Duration {
 	least := time.Hour
 	for range 200 {
@@ -81,12 +81,12 @@ func newPlantedWork(user, bpf, kernel float64) (*plantedWork, error) {
 	return w, err
 }
 
-// getrandom is the system call: what Go calls is in the vDSO.
+// getrandom makes the system call, which Go's own functions avoid by calling the vDSO.
 func getrandom(b []byte) {
 	_, _, _ = unix.RawSyscall(unix.SYS_GETRANDOM, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 0)
 }
 
-// connection is the work of one connection, which has sockets of its own.
+// connection returns the work of one connection, with a new pair of sockets.
 func (w *plantedWork) connection() (*plantedWork, error) {
 	own := *w
 	var err error
@@ -108,8 +108,8 @@ func (w *plantedWork) do() {
 	}
 }
 
-// plantedProxy forwards what comes to one address to another. It works for each piece that it reads from a client,
-// which is a request where they are small.
+// plantedProxy forwards connections from one address to another. It does its work once for each piece that it reads
+// from a client; a small request is one piece.
 func plantedProxy(args []string) error {
 	var us [3]float64
 	for i, arg := range args[2:] {
@@ -177,7 +177,8 @@ func TestPlantedFunctions(t *testing.T) {
 	}
 }
 
-// plantedRun runs the proxy with further work against itself without, with profiles.
+// plantedRun runs an experiment with profiles that compares the proxy with further work, in us for newPlantedWork, with
+// the proxy without, and returns its summary.
 func plantedRun(t *testing.T, blocks int, window, gates string, us ...string) *analysis.Summary {
 	t.Helper()
 	leavesNothing(t)
