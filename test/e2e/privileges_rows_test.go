@@ -314,7 +314,7 @@ func microvmRights() rightsTest {
 		}
 	}
 	more := map[cap.Value]func(t *testing.T, with, lacks actor){}
-	var once sync.Once // the actor that has all of them is the same each time
+	var once sync.Once // one success will do, because the actor with has all capabilities each time
 	for _, c := range []cap.Value{
 		cap.SYS_ADMIN, cap.SETPCAP, cap.CHOWN, cap.FOWNER, cap.FSETID, cap.SETGID, cap.SETUID, cap.MKNOD, cap.SETFCAP,
 	} {

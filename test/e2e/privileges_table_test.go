@@ -99,7 +99,7 @@ func named(t *testing.T, text string) (all []cap.Value) {
 	return all
 }
 
-// nameOf is a capability as messages and pages have it.
+// nameOf returns the name of a capability as messages and pages write it, such as CAP_BPF.
 func nameOf(c cap.Value) string { return strings.ToUpper(c.String()) }
 
 // without are all capabilities but one.
@@ -165,7 +165,7 @@ func (a actor) done(t *testing.T, args ...string) output {
 	return o
 }
 
-// refused runs what the machine must refuse to an actor that lacks a capability. The message must name that.
+// refused runs a command that must fail because the actor lacks a capability, with a message that names the capability.
 func (a actor) refused(t *testing.T, lacks cap.Value, args ...string) {
 	t.Helper()
 	if o := a.run(t, args...); !refuses(o, lacks) {
@@ -178,7 +178,7 @@ func refuses(o output, lacks cap.Value) bool {
 	return o.code == int(fault.Machine) && strings.Contains(o.stderr, nameOf(lacks))
 }
 
-// wrote checks that an actor's files are those, and that no temporary ones are left.
+// wrote checks that the actor's directory holds just the named files, and that no temporary files are left.
 func (a actor) wrote(t *testing.T, names ...string) {
 	t.Helper()
 	for dir, want := range map[string][]string{a.dir: names, a.temporary: nil} {
@@ -198,14 +198,14 @@ func (a actor) wrote(t *testing.T, names ...string) {
 
 // rightsTest tests one row.
 type rightsTest struct {
-	// refused returns command lines that fail if one of the needed capabilities is missing. What these commands work on it
-	// sets up on the machine, until the end of the test.
+	// refused returns command lines that fail if one of the needed capabilities is missing. It also sets up what these
+	// commands work on, until the end of the test.
 	refused func(*testing.T) [][]string
 	// works does what the command is for, as an actor that has just the capabilities that it needs, and returns the names
 	// of the files that were written.
 	works func(*testing.T, actor) (files []string)
-	// more shows, for each further capability, what an actor with all of them can do, and that an actor without this one
-	// cannot, and is informed of that.
+	// more checks, for each further capability, that an actor with all capabilities of the row can do what it allows, and
+	// that an actor without it cannot, and is informed of that.
 	more map[cap.Value]func(t *testing.T, with, lacks actor)
 	// alone is set if the tests of other rows would disturb this one, or the other way round.
 	alone bool
@@ -689,8 +689,8 @@ func doctorFeatures() map[cap.Value]func(t *testing.T, with, lacks actor) {
 	return more
 }
 
-// needsHiddenAddresses skips a test where the kernel shows its addresses to those as well who lack CAP_SYSLOG
-// (kallsyms_show_value in kernel/ksyms_common.c), or to nobody.
+// needsHiddenAddresses skips a test where the kernel shows its addresses even to processes without CAP_SYSLOG, or to
+// none at all (kallsyms_show_value in kernel/ksyms_common.c).
 func needsHiddenAddresses(t *testing.T) {
 	t.Helper()
 	restrict := kernelSetting(t, "kptr_restrict")
@@ -954,8 +954,8 @@ func ringsOf(t *testing.T, pid int) int {
 	return strings.Count(string(text), "anon_inode:[perf_event]")
 }
 
-// disguisedShim starts a process of root's that is the shim of a sandbox by the name of its file alone, and gives the
-// id of the sandbox.
+// disguisedShim starts a process of root's that only the name of its program file shows to be the shim of a sandbox,
+// and returns the ID of the sandbox.
 func disguisedShim(t *testing.T) string {
 	t.Helper()
 	shell, err := exec.LookPath("sh")
@@ -973,7 +973,7 @@ func disguisedShim(t *testing.T) string {
 	id := fmt.Sprintf("disguised-%d", os.Getpid())
 	c := exec.Command(path)
 	c.Args = []string{"sh", "-c", "read x", "-id", id}
-	in, err := c.StdinPipe() // which it waits for
+	in, err := c.StdinPipe() // the shell waits for input until the test ends
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1005,7 +1005,7 @@ func recorded(t *testing.T, a actor, o output, dir string) *record.Contents {
 }
 
 func runRights() rightsTest {
-	var plain *record.Contents // of who lacks CAP_SYSLOG
+	var plain *record.Contents // the run of the actor in works, which lacks CAP_SYSLOG
 	specFor := func(t *testing.T) string {
 		t.Helper()
 		path := filepath.Join(ownDir(t), "spec.yaml")
@@ -1085,7 +1085,7 @@ func runRights() rightsTest {
 func execsRights() rightsTest {
 	const late = "not-first" // code of the warning
 	spec := fmt.Sprintf(traced, "200ms", "100") + "  tracer: {subject: exectrace}\n"
-	var plain []record.Trial // of who lacks CAP_SYS_NICE
+	var plain []record.Trial // of the actor in works, which lacks CAP_SYS_NICE
 	run := func(t *testing.T, a actor) []record.Trial {
 		t.Helper()
 		dir := ownDir(t)
@@ -1147,7 +1147,7 @@ func needsRealTime(t *testing.T) {
 }
 
 func cleanRights() rightsTest {
-	// A run of a process that has ended.
+	// Names of the control groups and of a network interface that a run left whose process has ended.
 	var tree, link string
 	rootsProcess := func(c cap.Value) func(t *testing.T, with, lacks actor) {
 		return func(t *testing.T, with, lacks actor) {
@@ -1261,7 +1261,8 @@ func TestReadersKeepFewCapabilities(t *testing.T) {
 	}
 }
 
-// keeps says whether threads have just those of some capabilities that this process has, and cannot get others.
+// keeps reports whether all threads in status, which is the text of their /proc/PID/status, have just the given
+// capabilities, as far as this process has them, and cannot get others.
 func keeps(status string, some []cap.Value) bool {
 	found := capabilities.FindAllStringSubmatch(status, -1)
 	for _, m := range found {

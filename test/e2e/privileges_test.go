@@ -11,7 +11,7 @@ import (
 
 var capabilities = regexp.MustCompile(`(?m)^(Cap(?:Prm|Eff|Amb)|NoNewPrivs):\s*(\S+)$`)
 
-// What is put under load, and what makes the load, has no capability left once it is set up, and gets none back.
+// TestLoadsHaveNoPrivileges: once applications and loads are set up, they have no capability, and can get none back.
 func TestLoadsHaveNoPrivileges(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)

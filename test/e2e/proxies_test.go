@@ -36,8 +36,8 @@ arms:
 gates: {rate: 0, errors: 1, lag: 60s, drift: 1000, generator_cpu: 1, throttled: 1h, connections: 0, invalid: 1}
 `
 
-// proxiesRun starts such a run, and returns it with one of its two proxies, once both have run for a while. subject is
-// the kind of the proxies, and settings of it.
+// proxiesRun starts a run of proxiesSpec, and returns it with one of its two proxies, once both have run for a while.
+// subject is the kind of the proxies, and may have settings after a comma.
 func proxiesRun(t *testing.T, subject, temporary, out string) (*process, proc.Process) {
 	t.Helper()
 	kind, _, _ := strings.Cut(subject, ",")

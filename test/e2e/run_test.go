@@ -24,7 +24,7 @@ import (
 	"tare/test/owned"
 )
 
-// shortSpec is an experiment of short trials at a rate that any machine holds, with gates that none trips.
+// shortSpec is an experiment of short trials at a rate that any machine holds, with gates that no trial trips.
 const shortSpec = `name: short
 question: Does a run work?
 blocks: 2
@@ -99,7 +99,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// disturbed says whether what voids a trial is the doing of others on this machine, each time.
+// disturbed reports whether other work on this machine, or the hypervisor, is the cause of all that voids a trial.
 func disturbed(tr record.Trial) bool {
 	return !slices.ContainsFunc(tr.Validity.Reasons, func(r record.Reason) bool {
 		return r.Cause != ledger.Neighbour && r.Cause != ledger.Hypervisor

@@ -26,7 +26,7 @@ func TestOutOfMemory(t *testing.T) {
 loads:
   hungry: {kind: command, command: "tail /dev/zero", inside: true, limits: {memory: 64MiB}}
 `)
-	// It has used that up in half a second, or later on a busy machine; the trial ends then.
+	// tail uses up its memory in half a second, or later on a busy machine, and that ends the trial.
 	spec = strings.Replace(spec, "duration: 500ms", "duration: 30s", 1)
 	dir := filepath.Join(t.TempDir(), "out")
 	o := command{args: []string{"run", specFile(t, spec), "--out", dir}, timeout: 3 * time.Minute}.start(t).wait(t)
@@ -53,8 +53,8 @@ loads:
 	}
 }
 
-// TestOutOfMemoryInside: in gVisor and in a virtual machine the failure tells whom the kernel killed, which kernel, and
-// which limit was reached; the arms that had enough are measured.
+// TestOutOfMemoryInside: in gVisor and in a virtual machine, the failure names the killed process, the kernel that
+// killed it, and the limit that was reached. The arms that had enough memory are measured.
 func TestOutOfMemoryInside(t *testing.T) {
 	long.Test(t, "20 s: virtual machines with too little memory")
 	needsRoot(t)
@@ -137,7 +137,7 @@ func TestFullDiskUnderFio(t *testing.T) {
 		dir := filepath.Join(disk, fmt.Sprint("out", n))
 		o, inTime := runOnFullDisk(t, disk, spec, dir)
 		if !inTime {
-			continue // fio had begun, and nothing is to be seen
+			continue // fio made its file before the disk was full, so this run shows nothing
 		}
 		if o.code != 0 && o.code != 4 {
 			t.Fatal(o)
@@ -196,7 +196,7 @@ func globbed(t *testing.T, pattern string) []string {
 	return found
 }
 
-// fill takes all of a file system but what the record and a small file need: one of 16 MiB has no room.
+// fill leaves 12 MiB of a file system free: enough for the record, and too little for a file of 16 MiB.
 func fill(t *testing.T, disk, name string) {
 	t.Helper()
 	f, err := os.Create(name)

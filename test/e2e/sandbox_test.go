@@ -54,7 +54,7 @@ gates: {rate: 0, errors: 1, lag: 60s, drift: 1000, generator_cpu: 1, throttled: 
 `, parts, runtime)
 }
 
-// runSandboxed runs such an experiment, and gives the last attempt at each trial.
+// runSandboxed runs an experiment from sandboxSpec, and returns the last attempt at each trial, by arm.
 func runSandboxed(t *testing.T, spec string) map[string]record.Trial {
 	t.Helper()
 	needsRoot(t)
@@ -78,8 +78,8 @@ func runSandboxed(t *testing.T, spec string) map[string]record.Trial {
 	return trials
 }
 
-// TestGVisor: the kernel that a system call meets is gVisor's, and the processes are those that gVisor has. Its clock
-// is not this machine's, and the load is in the window all the same.
+// TestGVisor: inside the sandbox, gVisor's kernel answers system calls, and the sandbox's processes are those that
+// gVisor has. The load falls into the window although gVisor's clock is not this machine's.
 func TestGVisor(t *testing.T) {
 	trials := runSandboxed(t, sandboxSpec(runtimeFor(t, "runsc"), "loads:\n  ladder: {kind: syscalls}\n"))
 	plain, inside := trials[record.Direct], trials["inside"]
@@ -133,7 +133,8 @@ loads:
 	}
 }
 
-// TestRuntimeRefuses: a runtime that refuses the machine ends the run with its own words, or is left out with them.
+// TestRuntimeRefuses: if a runtime refuses to work on the machine, the run ends with the runtime's own error. If its
+// arm is optional, the arm is left out, with that error as the reason.
 func TestRuntimeRefuses(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)

@@ -11,8 +11,8 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// The finished binary finds a container of which it has no other knowledge, and a virtual machine's monitor that is in
-// the group of something else: both are processes of this test, in groups of this machine.
+// TestWeighListsSandboxes: tare weigh finds a container by the name of its control group alone, and the shim of a Kata
+// container that is in the control group of a service. Both are processes of this test.
 func TestWeighListsSandboxes(t *testing.T) {
 	leavesNothing(t)
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -40,7 +40,7 @@ func TestWeighListsSandboxes(t *testing.T) {
 		t.Helper()
 		c := exec.Command("sh")
 		c.Args = append([]string{args[0], "-c", "read x"}, args[1:]...)
-		in, err := c.StdinPipe() // which it waits for
+		in, err := c.StdinPipe() // the shell waits for input until the test ends
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -22,12 +22,12 @@ import (
 // needs is the list of features in a spec.
 var needs = regexp.MustCompile(`(?m)^needs:\n(- .*\n)+`)
 
-// sideBlocks is the least that has intervals of 95 %.
+// sideBlocks is the smallest number of blocks that gives 95 % intervals.
 const sideBlocks = 6
 
 // mostApart is the largest part of an experiment's estimates whose intervals in the two runs may lie apart. Two 95 %
 // intervals of the same value lie apart in less than 1 % of cases if the machine is equally noisy in both runs; the
-// rest is because it is not quite.
+// rest allows for a machine that is not.
 const mostApart = 0.05
 
 // TestSides runs every built-in experiment in its smallest form, with blocks enough for intervals, by this tree's

@@ -40,7 +40,8 @@ func faultyTracer(t *testing.T) string {
 	return path
 }
 
-// trace runs a spec and gives its trials by arm, and its directory.
+// trace runs a spec, which must end with exit code 0 or the first of codes, and returns its trials by arm, its output
+// and its directory.
 func trace(t *testing.T, spec string, codes ...int) (map[string]record.Trial, output, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "out")

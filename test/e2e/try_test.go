@@ -21,7 +21,8 @@ import (
 	"tare/test/long"
 )
 
-// tried runs tare try and reads its summary. What the machine's noise makes invalid is a result, too.
+// tried runs tare try, and returns its output, its summary and its run directory. It accepts any exit code, because the
+// machine's noise may make a run invalid.
 func tried(t *testing.T, args ...string) (output, *analysis.Summary, string) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "run")
@@ -43,8 +44,8 @@ func readSummary(t *testing.T, out string, o output) *analysis.Summary {
 	return s
 }
 
-// TestTryNothing: a command that does nothing costs nothing that is resolved but its own memory, and the run is an
-// ordinary one: what is in its record runs again.
+// TestTryNothing: of a command that does nothing, 2 blocks resolve no cost, and its resident memory is reported. The
+// run is an ordinary one: the spec in its record can be run again.
 func TestTryNothing(t *testing.T) {
 	t.Parallel()
 	leavesNothing(t)
@@ -246,8 +247,8 @@ func missedOf(t *testing.T, path string) (missed []string) {
 	return missed
 }
 
-// TestTryKilled: what a command leaves when tare is killed is removed or named: a daemon of its own that has cleared
-// its environment and closed all files, and what it has pinned.
+// TestTryKilled: after tare is killed, tare clean ends a daemon that the command started, although the daemon has an
+// empty environment and no open files, and names the eBPF map that the command pinned.
 func TestTryKilled(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

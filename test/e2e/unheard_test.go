@@ -16,7 +16,7 @@ import (
 	"tare/test/long"
 )
 
-// deaf gives a pipe whose reader has gone.
+// deaf returns the write end of a pipe whose read end is closed.
 func deaf(t *testing.T) *os.File {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -54,7 +54,7 @@ func TestRunUnheard(t *testing.T) {
 	}
 }
 
-// Commands that only print end in peace when nobody reads.
+// TestUnheard: commands that only print exit with 0 and no message when nobody reads their output.
 func TestUnheard(t *testing.T) {
 	leavesNothing(t)
 	for _, args := range [][]string{{"list"}, {"list", "quickstart"}, {"doctor", "--json"}, {"--help"},
@@ -71,8 +71,8 @@ func TestUnheard(t *testing.T) {
 	}
 }
 
-// A signal at any moment of the beginning ends a run in order or before it has begun, and leaves nothing. A command
-// that was started with nohup does not end at SIGHUP.
+// TestSignalledAtTheBeginning: whenever a signal comes while a run starts, the run either has not begun or ends as an
+// interrupted one, and leaves nothing. A command that was started with nohup ignores SIGHUP.
 func TestSignalledAtTheBeginning(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

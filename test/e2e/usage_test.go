@@ -79,7 +79,7 @@ func commands(t *testing.T, above []string) (found [][]string) {
 	return found
 }
 
-// A command that runs until it is told to stop ends well when it is told.
+// TestSignalsEndAServer: a command that runs until a signal stops it then exits with 0.
 func TestSignalsEndAServer(t *testing.T) {
 	leavesNothing(t)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {

@@ -83,7 +83,8 @@ func crowd(t testing.TB) {
 	}
 }
 
-// What the scale says of itself is what the kernel says of it when it has ended, and it stays within its memory.
+// TestWeighSaysItsOwnCost: the cost that tare weigh reports of itself agrees with what the kernel reports of it, and
+// its anonymous memory stays within a limit.
 func TestWeighSaysItsOwnCost(t *testing.T) {
 	leavesNothing(t)
 	crowd(t)

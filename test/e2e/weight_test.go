@@ -32,10 +32,10 @@ import (
 const (
 	window    = 3 * time.Second
 	planted   = 1600 * time.Millisecond
-	settled   = 250 * time.Millisecond // after its start a window has read every counter, the programs' last
+	settled   = 250 * time.Millisecond // from the start of a window until it has read every counter
 	heavyRate = 6000                   // connections per second in group a
 	lightRate = 2000                   // in group b
-	perRun    = 8 * time.Microsecond   // of the program
+	perRun    = 8 * time.Microsecond   // time that a run of the program is to take
 )
 
 func TestPlantedWeight(t *testing.T) {
@@ -63,7 +63,7 @@ func TestPlantedWeight(t *testing.T) {
 		after := w.counters(t)
 		l := readLedger(t, out.stdout)
 		if opened := l.Window.Start.Sub(launched); began.Before(l.Window.Start.Add(settled)) {
-			// The scale takes as long to open its window as the machine makes it.
+			// On a busy machine tare may take long to open its window.
 			if early++; early > weightWindows {
 				t.Fatalf("a window opened only %s after the start of tare, for the %dth time", opened, early)
 			}

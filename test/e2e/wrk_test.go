@@ -21,7 +21,7 @@ type rival struct {
 	name string
 	app  []string // what tare app http gets
 	tare []string // what tare load http gets beside the URL
-	tool []string // likewise
+	tool []string // the other generator's command line, without the URL
 	rate *regexp.Regexp
 	mean *regexp.Regexp // of the time of a request; nil: not compared
 }
