@@ -48,7 +48,7 @@ func run(args []string) error {
 		return err
 	}
 	defer detach()
-	debug.FreeOSMemory() // what loading took
+	debug.FreeOSMemory() // gives back the memory that loading took
 	debug.SetGCPercent(-1)
 	if err := hold(agent.MemoryBytes); err != nil {
 		return err

@@ -29,7 +29,7 @@ type Truth struct {
 	ExtraLag float64 // of the generator, in the arm of candidate
 	MapBytes float64
 
-	Day uint64 // of the run, from 0; each has noise of its own
+	Day uint64 // of the run, from 0; the noise differs from day to day
 }
 
 // Quickstart makes a run of the arms direct, aa and candidate. The same truth gives the same run.
@@ -135,7 +135,7 @@ func must(err error) {
 	}
 }
 
-// definitions are those of the metrics that the made trials have.
+// definitions returns the definitions of the metrics that the made trials have.
 func definitions() []metric.Definition {
 	of := func(name string, rank int, better metric.Direction, pool metric.Pool, cost bool) metric.Definition {
 		return metric.Definition{

@@ -139,8 +139,8 @@ func TestStackedHeights(t *testing.T) {
 	quiet(t, b, path)
 }
 
-// stacked checks that the parts of a course are stacked on each other, how many times as high one part of the candidate
-// is as the baseline's, and how many courses have their own scale.
+// stacked checks that each of two courses draws its two parts, that the first part of the candidate is between least
+// and most times as high as that of the baseline, and that the given number of courses have their own scale.
 func stacked(t *testing.T, b *browser.Browser, least, most float64, scales int) {
 	t.Helper()
 	var heights []float64

@@ -351,7 +351,7 @@ func TestHostileNames(t *testing.T) {
 	quiet(t, b, path)
 }
 
-// The policy of the page is its second wall; a script that slips through the first must find it there.
+// TestPolicyHolds: the page's Content-Security-Policy stops a script and an image that were not kept out of the markup.
 func TestPolicyHolds(t *testing.T) {
 	path := page(t, truth, nil)
 	html, err := os.ReadFile(path)

@@ -14,7 +14,7 @@ func Load(name string) (*ebpf.Program, error) { return load(name, ebpf.SocketFil
 
 // Attach loads the program and has it run whenever a process in a control group of version 2, or below it, opens an
 // Internet socket. It runs in the context of that process and, unlike a kprobe, works on every kernel. Closing the link
-// ends both.
+// detaches the program and frees it.
 func Attach(name, group string) (link.Link, error) {
 	p, err := load(name, ebpf.CGroupSock, ebpf.AttachCGroupInetSockCreate)
 	if err != nil {

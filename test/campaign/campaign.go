@@ -11,7 +11,7 @@ import (
 	"os"
 )
 
-// Read reads what was found; nothing where there is no file yet.
+// Read reads all lines of the file; it returns none if the file does not exist yet.
 func Read[T any](path string) (all []T, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -32,7 +32,7 @@ func Read[T any](path string) (all []T, err error) {
 	return all, lines.Err()
 }
 
-// Append adds what was found.
+// Append adds what was found to the file, as a line.
 func Append(path string, found any) error {
 	line, err := json.Marshal(found)
 	if err != nil {

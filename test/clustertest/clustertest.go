@@ -62,7 +62,7 @@ func Ledger(i int) *ledger.Ledger {
 	return l
 }
 
-// Pods are the pods of such nodes.
+// Pods returns the pods of the given number of nodes, as their Ledgers have them.
 func Pods(nodes int) (all []cluster.Pod) {
 	for i := range nodes {
 		all = append(all, cluster.Pod{Namespace: "shop", Name: fmt.Sprintf("web-%d", i), UID: fmt.Sprintf("uid-web-%d", i),
@@ -82,14 +82,14 @@ func resources(cpus float64, memory int64) cluster.Resources {
 	return cluster.Resources{CPUs: &cpus, MemoryBytes: &memory}
 }
 
-// Node is a node with a ledger, whose clock is half a second fast.
+// Node returns node i with the given ledger. The node's clock is half a second fast.
 func Node(i int, l *ledger.Ledger) *cluster.Node {
 	return &cluster.Node{Name: Name(i), Ledger: l,
 		Clock:    cluster.Clock{OffsetSeconds: new(0.5), UncertaintySeconds: new(0.001)},
 		Capacity: resources(4, 16e9), Allocatable: resources(3.9, 15e9)}
 }
 
-// Merged is the account of n such nodes.
+// Merged returns the account of a cluster of n nodes with their Pods and Ledgers.
 func Merged(o cluster.Options, n int) *cluster.Cluster {
 	o.Containers = true
 	m := cluster.New(Pods(n), o)

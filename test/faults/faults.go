@@ -49,7 +49,7 @@ func (f Fault) String() string {
 
 // Result is how a run ended.
 type Result struct {
-	Counts         map[Class]int // calls of tare's own processes; with a fault, only those of its system call, until it
+	Counts         map[Class]int // calls of tare's own processes; with a fault, of its system call only, up to the fault
 	Hit            string        // the call that was made to fail; empty: it never came
 	Code           int           // exit code; -1: a signal ended it
 	TimedOut       bool
@@ -102,7 +102,7 @@ func (r *Runner) Run(ctx context.Context, dir string, f Fault, limit time.Durati
 	if err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil {
 		return nil, fmt.Errorf("waiting: %w\n%s", err, stderr.Bytes())
 	}
-	// Descendants that tare left behind hold the filter; they are to be found, not waited for for ever.
+	// Descendants that tare left behind still have the filter. The caller looks for them, so do not wait until they end.
 	select {
 	case err = <-supervised:
 	case <-time.After(10 * time.Second):

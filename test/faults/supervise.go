@@ -153,7 +153,8 @@ func (s *supervisor) decide(c *call) answer {
 	return answer{err: -int32(s.fault.Errno)}
 }
 
-// classify returns the class of a call, and the path of its file; ok is false if it works on no file.
+// classify returns the class of a call, and the path of its file if it has one. ok is false for calls that do not
+// count, such as reads from a pipe.
 func (s *supervisor) classify(c *call) (class Class, path string, ok bool) {
 	name := filter.Calls[uint32(c.nr)]
 	process := fmt.Sprintf("/proc/%d", c.thread)

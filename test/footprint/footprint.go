@@ -25,8 +25,8 @@ import (
 // Footprint is what has lost its owner, each thing under a name that says what it is.
 type Footprint map[string]bool
 
-// Look finds everything that has lost its owner. What a living tare has on the machine is its own affair. It needs
-// bpftool: an error that is exec.ErrNotFound says that it is missing.
+// Look finds everything that has lost its owner, which leaves out what a running tare has on the machine. It needs
+// bpftool: an error that is exec.ErrNotFound says that bpftool is missing.
 func Look() (Footprint, error) {
 	f := Footprint{}
 	for _, find := range []func(Footprint) error{
@@ -39,8 +39,8 @@ func Look() (Footprint, error) {
 	return f, nil
 }
 
-// Left is what has been left behind since, in order. The kernel frees programs a while after their last holder has
-// gone, so it looks again for some seconds while there is something.
+// Left returns, in order, what has lost its owner now and had not at the Look that returned before. The kernel frees
+// programs a while after their last holder has gone, so Left looks again for some seconds while it finds something.
 func (before Footprint) Left() ([]string, error) {
 	var left []string
 	for range 50 {
@@ -175,8 +175,8 @@ func findPrograms(f Footprint) error {
 	return nil
 }
 
-// heldPrograms are the ids of the programs to which a process has a descriptor, of the program or of a link. (bpftool
-// would tell this too, but Debian's is built without.)
+// heldPrograms returns the IDs of the programs that any process holds by a descriptor of the program or of a link.
+// (bpftool could list the processes, but Debian's is built without that feature.)
 func heldPrograms() (map[string]bool, error) {
 	infos, err := filepath.Glob("/proc/[0-9]*/fdinfo/*")
 	if err != nil {

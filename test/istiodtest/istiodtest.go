@@ -80,8 +80,8 @@ spec:
 `, s.Name, s.Host(), kind, v1, 100-v1)
 }
 
-// Policy is an AuthorizationPolicy that lets only those in whom one of the rules allows, at every workload of the
-// namespace default. Rules are Istio's, in YAML's flow form.
+// Policy returns an AuthorizationPolicy with which every workload of the namespace default accepts only requests that
+// one of the rules allows. Rules are Istio's, in YAML's flow form.
 func Policy(rules ...string) string {
 	return `apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy

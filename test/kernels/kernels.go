@@ -156,7 +156,7 @@ func write(all []*Machine) error {
 	return os.WriteFile(file, append(data, '\n'), 0o644)
 }
 
-// compare orders machines by kernel, then by layout as people meet them.
+// compare orders machines by kernel, then by layout of the control groups, the most common first.
 func compare(a, b *Machine) int {
 	if d := slices.Compare(numbers(a.Kernel), numbers(b.Kernel)); d != 0 {
 		return d
@@ -174,7 +174,7 @@ func numbers(kernel string) []int {
 // Method is something that Tare does, and the tests that show it, by machine.
 type Method struct {
 	Name  string
-	Shown map[string][]string // names of tests by machine, with refused behind those that show a clear refusal
+	Shown map[string][]string // names of tests by machine; those that show a clear refusal end in the constant refused
 }
 
 // The machines, as the tests have them.

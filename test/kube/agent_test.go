@@ -34,7 +34,8 @@ import (
 // hostile is the name of a pod that would like to be taken for another.
 var hostile = "hostile-" + strings.Repeat("x", 150)
 
-// shop is the namespace whose pods are compared with what the kubelet says of them, on some nodes.
+// shop returns the manifest of the namespace shop, with pods on the given nodes. The agent's figures for these pods are
+// compared with the kubelet's.
 func shop(nodes []string) string {
 	pod := func(name, node, metadata, args, resources string) string {
 		return fmt.Sprintf(`---
@@ -233,7 +234,7 @@ func tenant(t *testing.T, c *Cluster, address string) {
 	}
 }
 
-// agent is how the test reads one.
+// agent is a client of one running tare-agent.
 type agent struct {
 	address string
 	client  http.Client
@@ -283,7 +284,8 @@ func (a *agent) metrics() (metrics, error) {
 	return all, nil
 }
 
-// labels leaves out the control group of what has a better name, and labels that do not apply.
+// labels returns the labels of a series as text, without empty ones and, where there is a pod's name, without the
+// control group.
 func labels(m *dto.Metric) string {
 	var all []string
 	named := slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool {
@@ -297,7 +299,7 @@ func labels(m *dto.Metric) string {
 	return strings.Join(all, ",")
 }
 
-// sum is of all series of a metric, with those that are gone.
+// sum adds up all series of a metric, including those that are gone.
 func (m metrics) sum(name string) float64 {
 	total := m["tare_agent_series_gone_seconds_total"]["metric="+name]
 	for _, v := range m[name] {
@@ -306,7 +308,7 @@ func (m metrics) sum(name string) float64 {
 	return total
 }
 
-// reading is a scrape, at the time of the agent's clock at which it read its counters: since it started, in seconds.
+// reading is a scrape. at is when the agent read its counters, in seconds since it started.
 type reading struct {
 	metrics
 	at       float64
@@ -343,7 +345,7 @@ type watched struct {
 	node     []counted                     // before the first reading, and after each
 	kubelet  map[source]map[string][]usage // by labels; one for each sample of the kubelet
 	sampled  atomic.Bool                   // the kubelet has taken enough
-	ahead    time.Duration                 // of the node's clock, by which the kubelet gives times, before this machine's
+	ahead    time.Duration                 // how far the node's clock, which the kubelet uses, is ahead of this machine's
 }
 
 // twice says whether the kubelet took enough samples of every container: the first may be older than the first reading
@@ -636,7 +638,8 @@ func (w *watched) zero() time.Time {
 	return started(slices.MinFunc(w.readings, func(a, b reading) int { return started(a).Compare(started(b)) }))
 }
 
-// used is what the node had used when the agent read its counters, in seconds, between what was counted around then.
+// used is the CPU time that the node had used when the agent read its counters, in seconds, interpolated between the
+// counts before and after that time.
 func (w *watched) used(r *reading) float64 {
 	at := w.zero().Add(time.Duration(r.at * float64(time.Second)))
 	i := max(1, slices.IndexFunc(w.node, func(c counted) bool { return !c.at.Before(at) }))
@@ -644,8 +647,8 @@ func (w *watched) used(r *reading) float64 {
 	return a.used + (b.used-a.used)*at.Sub(a.at).Seconds()/b.at.Sub(a.at).Seconds()
 }
 
-// agrees: between two samples of the kubelet a container used what the agent says, at the samples' own times. In
-// between two readings of the agent that is known to be between what both say.
+// agrees: between two samples of the kubelet, at the samples' own times, a container used what the agent says. At a
+// time between two readings of the agent, the agent's figure is only known to lie between theirs.
 func (w *watched) agrees(t *testing.T, c *Cluster, node string) {
 	zero := w.zero().Add(w.ahead)
 	var want []string
@@ -743,7 +746,7 @@ func (x *compared) sets(from, to float64) (lo, hi float64) {
 }
 
 // memory is by how much the working set of the kubelet's samples differs from what the agent says around their times,
-// at most, and by how much the agent's figures differ among each other. Samples is of how many samples.
+// at most, and by how much the agent's figures differ among each other. samples is how many samples were compared.
 func (x *compared) memory(all []usage) (off, moved float64, samples int) {
 	end := x.w.readings[len(x.w.readings)-1].at
 	for _, u := range all {
@@ -759,8 +762,8 @@ func (x *compared) memory(all []usage) (off, moved float64, samples int) {
 	return off, hi/lo - 1, samples
 }
 
-// typical is the sample, of some, whose difference from the agent is the median: a thread of the kubelet that had to
-// wait, between reading a counter and the time, made others older than they say.
+// typical returns the sample whose difference from the agent's figure is the median. Others may be older than their
+// times say, because a thread of the kubelet had to wait between reading a counter and reading the clock.
 func (x *compared) typical(samples []usage) usage {
 	all := slices.Clone(samples)
 	ahead := func(u usage) float64 {
@@ -779,8 +782,8 @@ func (x *compared) agree(samples []usage) bool {
 	used := last.cpu - first.cpu
 	lo1, mid1, hi1 := x.cpu(first)
 	lo2, mid2, hi2 := x.cpu(last)
-	// A sample may be later than late on a machine that others use. What that leaves open is no more than what is
-	// promised.
+	// On a machine that others use, a sample may be older by more than the constant late. This margin for that is as wide
+	// as the agent's promise.
 	rounding := 0.001 + 0.01*used // seconds
 	if used < lo2-hi1-rounding || used > hi2-lo1+rounding {
 		t.Errorf("%s of %s: the kubelet counted %.3f s in %v, and the agent between %.3f and %.3f s", x.s.page, x.key, used,

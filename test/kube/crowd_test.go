@@ -48,7 +48,7 @@ type crowd struct {
 	agents  []net.Listener
 	pods    []api.Pod
 	ledger  string                // of a node, with NODE for its number
-	behaves func(node int) string // slow: it takes seconds; trickles: it never comes to an end
+	behaves func(node int) string // "slow": it answers after seconds; "trickles": its answer never ends; "": at once
 
 	mu  sync.Mutex
 	end time.Time // of the last window that somebody asked for
@@ -100,13 +100,13 @@ func follow(pid int) *process {
 	return p
 }
 
-// end ends that.
+// end stops the reading.
 func (p *process) end() {
 	close(p.stop)
 	<-p.stopped
 }
 
-// usedBefore is the CPU time that it had used by then.
+// usedBefore is the CPU time that the process had used by the given time.
 func (p *process) usedBefore(when time.Time) (cpu time.Duration) {
 	for _, u := range p.used {
 		if u.at.Before(when) {
@@ -187,7 +187,7 @@ func TestThousandAgents(t *testing.T) {
 		t.Errorf("%d nodes and %d containers", account.Answered, len(account.Containers))
 	}
 
-	const trickle, slow = 20, 21 // nodes before the first trickle, and before the second are slow
+	const trickle, slow = 20, 21 // nodes below 20 trickle, and node 20 is slow
 	c.behaves = func(node int) string {
 		switch {
 		case node < trickle:
@@ -362,7 +362,7 @@ func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// page is what a request lists, and where the next goes on.
+// page returns the part of a list that a request asks for, and the token for the next part; "" after the last.
 func page[T any](r *http.Request, all []T) (some []T, next string) {
 	from, _ := strconv.Atoi(r.URL.Query().Get("continue")) // empty: 0
 	limit, err := strconv.Atoi(r.URL.Query().Get("limit"))

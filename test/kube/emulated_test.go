@@ -42,7 +42,8 @@ func TestEmulatedNode(t *testing.T) {
 	w.agrees(t, c, node)
 }
 
-// ahead is by how much the agent's clock is ahead of this machine's. What an answer takes makes it less.
+// ahead is by how much the agent's clock is ahead of this machine's. The time that an answer takes makes the result
+// smaller, so the largest of five counts.
 func (a *agent) ahead() (time.Duration, error) {
 	most := time.Duration(math.MinInt64)
 	for range 5 {

@@ -60,7 +60,8 @@ spec:
       volumes: [{name: mesh, configMap: {name: mesh}}, {name: tmp, emptyDir: {}}]
 `
 
-// hook has the API server ask it. Its verb is for the bundle that the control plane prints.
+// hook makes the API server call the control plane's webhook. Its %s stands for the CA bundle that the control plane
+// prints.
 const hook = `
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingWebhookConfiguration

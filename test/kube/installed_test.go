@@ -89,11 +89,12 @@ func TestSidecars(t *testing.T) {
 			}
 		}
 		for _, r := range tr.Validity.Reasons {
-			if r.Gate == "throttled" { // by the limit of the sidecars, which is theirs
+			if r.Gate == "throttled" { // only the sidecars have a limit, which is a part of what is weighed
 				t.Errorf("trial %d of %s: %s", tr.Index, tr.Arm, r.Message)
 			}
 		}
-		if v, has := tr.Metrics["unexplained_cpu_seconds_per_request"]; has { // what the whole machine did beside the nodes
+		// This metric would count what the whole machine did beside the nodes.
+		if v, has := tr.Metrics["unexplained_cpu_seconds_per_request"]; has {
 			t.Errorf("trial %d of %s: %g s of a request are on no account", tr.Index, tr.Arm, v)
 		}
 		if tr.Arm != "mesh" {
@@ -205,7 +206,7 @@ func TestRunFaults(t *testing.T) {
 		})
 	})
 	const service = "/webhooks/0/clientConfig/service/name"
-	point := func(at string) { // the API server keeps connections: what it asks must be another
+	point := func(at string) { // the API server keeps its connections open, so it must be pointed at another service
 		t.Helper()
 		kubectl("patch", "mutatingwebhookconfiguration", "mesh-injection", "--type=json", "-p",
 			`[{"op": "replace", "path": "`+service+`", "value": "`+at+`"}]`)
@@ -252,7 +253,7 @@ func TestRunFaults(t *testing.T) {
 		}
 	}
 
-	// An image that there is not: nothing but the pods can say so.
+	// If an image does not exist, only the pods' states tell that.
 	if err := p.ApplyAgent(); err != nil {
 		t.Fatal(err)
 	}

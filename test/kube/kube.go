@@ -2,8 +2,8 @@
 // which test/kube/build has put into the user's cache directory. Up starts one, and whatever happens to the test,
 // nothing of it is left: a watcher (test/kube/cluster) removes it when the test's process ends, however that ends.
 //
-// A cluster is in separate namespaces. A node is as one of kind is, with PIDs and control groups of its own, or a
-// machine node, which shares those of this machine, or an emulated machine with its own kernel and control groups of
+// A cluster is in separate namespaces. A node is like one of the tool kind, with separate PIDs and control groups; or a
+// machine node, which shares those of this machine; or an emulated machine with its own kernel and control groups of
 // version 2 alone.
 package kube
 
@@ -31,7 +31,7 @@ import (
 	"tare/test/vm"
 )
 
-// Options say what a cluster is of.
+// Options describe the cluster to start.
 type Options struct {
 	Name         string   // of its control group and directory; empty: a name by the process
 	Nodes        int      // real nodes, n1, n2, ...; 0: 1
@@ -43,7 +43,7 @@ type Options struct {
 
 // Cluster is a running cluster.
 type Cluster struct {
-	Kubeconfig string   // a file, for an administrator, by a port of 127.0.0.1 that this process forwards
+	Kubeconfig string   // an administrator's file; its server is a port of 127.0.0.1 that this process forwards
 	Nodes      []string // names
 	Dir        string   // what the cluster keeps; log/ in it has what each component says
 	Group      string   // control group of all of its processes, in every hierarchy: /NAME

@@ -104,7 +104,7 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// machine is what of the machine a cluster could change, and what carries the cluster's name.
+// machine lists the things on the machine that a cluster could change, and all that carry the cluster's name.
 func machine(t *testing.T, name string) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}

@@ -81,7 +81,7 @@ func payers(t *testing.T, c *Cluster, a *agent) {
 		t.Fatalf("of %d windows only %d have %d samples of the program", 2*windows, split, attribution.MinSamples)
 	}
 	t.Logf("%d of %d intervals of 95 %% hold the truth", inside, split)
-	// Fewer than that many hold it once in 1000 times, if each does 19 times of 20.
+	// chance is the probability that at most this many intervals hold the truth, if each does so with probability 0.95.
 	if chance := (distuv.Binomial{N: float64(split), P: 0.95}).CDF(float64(inside)); chance < 0.001 {
 		t.Errorf("%d of %d intervals of 95 %% hold the truth", inside, split)
 	}
@@ -122,7 +122,8 @@ func plant(t *testing.T, name string) {
 	t.Cleanup(func() { _ = planted.Close() })
 }
 
-// shareOf is the part of a program's run time that a pod of the shop pays, its interval, and the samples of all.
+// shareOf returns the part of a program's run time that a pod of the shop pays, that part's interval, and the number of
+// samples of the program in all.
 func shareOf(t *testing.T, l *ledger.Ledger, program, pod string) (share, lo, hi float64, samples int) {
 	t.Helper()
 	groups := map[string]string{} // pods by control group

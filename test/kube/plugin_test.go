@@ -26,7 +26,7 @@ import (
 	"tare/test/terminal"
 )
 
-// plugin is kubectl-tare, and the cluster that it is about.
+// plugin is kubectl-tare, and the cluster that it weighs.
 type plugin struct {
 	*Cluster
 	path string
@@ -34,7 +34,8 @@ type plugin struct {
 
 const agentImage = "tare-agent:0.1.0"
 
-// upWithPlugin starts a cluster whose nodes have the image of tare-agent with others in it, and builds kubectl-tare.
+// upWithPlugin starts a cluster whose nodes have the image of tare-agent, with the other given programs in it, and
+// builds kubectl-tare.
 func upWithPlugin(t *testing.T, o Options, others ...string) *plugin {
 	t.Helper()
 	if _, err := Bin(); err != nil {
@@ -287,7 +288,7 @@ func (p *plugin) killAgent(t *testing.T, node string) {
 	p.kill(t, "tare-agent", p.Group+"/"+node+"/")
 }
 
-// kill kills a process by its name, in a control group whose path has something in it.
+// kill kills one process with the given name whose control group's path contains the given text.
 func (p *plugin) kill(t *testing.T, name, in string) {
 	t.Helper()
 	found, err := filepath.Glob("/proc/[0-9]*/comm")
@@ -382,8 +383,8 @@ func TestWeighKilled(t *testing.T) {
 	}
 }
 
-// TestInstalled: what install installs serves weigh, for a user with the documented rights alone and for no tenant,
-// and uninstall leaves nothing of it.
+// TestInstalled: a user with only the documented rights can weigh the cluster with temporary agents. Agents that are
+// installed serve weigh but no tenant, and uninstall leaves nothing of them.
 func TestInstalled(t *testing.T) {
 	p := upWithPlugin(t, Options{Nodes: 1})
 	rights, err := os.ReadFile("../../deploy/kubernetes/weigh.yaml")
@@ -489,8 +490,8 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	})
 }
 
-// TestInstalledBeside: install and uninstall leave a namespace as it was that others have created, with what is in it.
-// Where an object is there, or pods are refused, install says so.
+// TestInstalledBeside: install and uninstall leave a namespace that others created, and what is in it, as it was. If an
+// object exists already, or pods are refused, install says so.
 func TestInstalledBeside(t *testing.T) {
 	long.Test(t, "30 s: agents in a namespace of others")
 	p := upWithPlugin(t, Options{Nodes: 1})
@@ -569,8 +570,8 @@ spec: {hard: {pods: 0}}
 	}
 }
 
-// TestProtected: agents with TLS and a password give windows to those who have both, through the API server, and others
-// learn what is missing.
+// TestProtected: agents with TLS and a password serve windows, through the API server, to a user who gives the
+// certificate and the password; other users get an error that names what is missing.
 func TestProtected(t *testing.T) {
 	long.Test(t, "40 s: agents with TLS and a password")
 	p := upWithPlugin(t, Options{Nodes: 2})

@@ -291,8 +291,8 @@ arms:
 gates: {lag: 1s, rate: 0.5} # the machine of a test cluster is not quiet
 `
 
-// TestRunRights runs an experiment by the token of a service account that has the documented rights and no others, in
-// a namespace that takes pods without rights only.
+// TestRunRights runs an experiment with the token of a service account that has the documented rights and no others, in
+// a namespace that admits only pods of the level restricted.
 func TestRunRights(t *testing.T) {
 	long.Test(t, "1 min: an experiment in pods with the documented rights")
 	p := upWithPlugin(t, Options{Nodes: 2}, "kubectl-tare")

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// The ports are below those that the kernel gives whoever asks for any (ip_local_port_range, from 32768 on): between
-// being found free and being listened at, nobody else gets one by chance.
+// The ports are below those that the kernel gives to programs that ask for any port (ip_local_port_range, from 32768
+// on): after a port was found free, no such program gets it before the test's program listens at it.
 const (
 	first = 20_000
 	last  = 32_000
@@ -22,7 +22,7 @@ var (
 	given = map[int]bool{}
 )
 
-// Free is an address of 127.0.0.1, as host:port, at which nobody listens. It is given once.
+// Free returns an address of 127.0.0.1, as host:port, at which no process listens. It returns each address only once.
 func Free(t testing.TB) string {
 	t.Helper()
 	mu.Lock()

@@ -1,9 +1,9 @@
 // Package quiet tells tests how much their machine was disturbed, and waits for quiet where a test can do nothing
 // without it.
 //
-// Most tests hold on a noisy machine as they are, or by a tolerance: what was stolen or used by others while they ran,
-// read from the kernel around them. A constant that is large enough for the worst machine would find nothing on a good
-// one.
+// Most tests hold on a noisy machine as they are, or with a tolerance for the CPU time that was stolen, or used by
+// others, while they ran, which the kernel counts. A constant tolerance that is large enough for the worst machine
+// would find nothing on a good one.
 package quiet
 
 import (

@@ -42,7 +42,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// TestSeesANeighbour: what a neighbour took is used by others, or was stolen from it.
+// TestSeesANeighbour: the CPU time that a neighbour took counts as used by others, or as stolen.
 func TestSeesANeighbour(t *testing.T) {
 	p := neighbour.Start(t, neighbour.Options{For: 30 * time.Second, Seed: 5})
 	w, from := Start(t), monotonic(t)

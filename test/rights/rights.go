@@ -58,9 +58,9 @@ func without(t testing.TB, first func() error, do func()) {
 	}
 }
 
-// Bound takes all capabilities but some from what this thread, and processes that it starts, can ever get by executing
-// a program (the bounding set of capabilities(7)). It cannot be undone: the goroutine must be locked to its thread, and
-// end with it.
+// Bound removes all capabilities but those to keep from the bounding set of this thread and of processes that it
+// starts, so that they can never get the others by executing a program (capabilities(7)). It cannot be undone: the
+// goroutine must be locked to its thread, and end with it.
 func Bound(keep []cap.Value) error {
 	for c := range cap.MaxBits() {
 		if slices.Contains(keep, c) {

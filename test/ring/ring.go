@@ -19,7 +19,7 @@ type Mesh struct {
 	MTLS     string // default: off
 }
 
-// Service and Proxy are their names.
+// Service and Proxy return the names of service i and of proxy i.
 func Service(i int) string { return fmt.Sprint("s", i) }
 func Proxy(i int) string   { return fmt.Sprint("p", i) }
 

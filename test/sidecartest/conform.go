@@ -113,8 +113,8 @@ func pidsOf(found []sidecar.Found) (pids []int) {
 	return pids
 }
 
-// traffic: requests get through any number of proxies, by connections that are kept open, and both proxies are as they
-// should be: with the workers that were asked for, with private files, and with a word of their own.
+// traffic: requests get through any number of proxies, on connections that are kept open, and the proxies are as they
+// should be: they have the workers that were asked for, keep their files private, and report on themselves.
 func traffic(t *testing.T, g sidecar.Guest, o Options) {
 	for _, c := range []struct{ hops, mtls, workers string }{
 		{"0", "true", "1"}, {"1", "true", "1"}, {"2", "false", "1"}, {"2", "true", "2"},
@@ -266,7 +266,7 @@ func over2() *http.Client {
 	return &http.Client{Transport: &http.Transport{Protocols: p}}
 }
 
-// echo runs an application of experiments until the test ends.
+// echo runs an HTTP application of experiments until the test ends, and returns its address.
 func echo(t *testing.T, over apphttp.Protocol) string {
 	t.Helper()
 	return serving.Start(t, func(ctx context.Context, ready func(apphttp.Ready) error) error {
@@ -274,7 +274,7 @@ func echo(t *testing.T, over apphttp.Protocol) string {
 	}).Address
 }
 
-// post makes a request with a body and gives that of the answer.
+// post makes a request with a body and returns the body of the answer.
 func post(t *testing.T, client *http.Client, address, path, body string) string {
 	t.Helper()
 	resp, err := client.Post("http://"+address+path, "text/plain", strings.NewReader(body))
@@ -306,7 +306,7 @@ func looks(t *testing.T, f sidecar.Found, workers string) {
 	if len(f.Processes) == 0 || f.Unsaid != "" || f.Command == "" {
 		t.Errorf("%s: %+v", f.Component, f)
 	}
-	// Whoever carries requests has as many threads or processes as was asked for, or more.
+	// A proxy has as many threads, in one process or several, as workers were asked for, or more.
 	threads := 0
 	for _, p := range f.Processes {
 		tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.PID))
@@ -453,8 +453,8 @@ func alike(t *testing.T, at string, cert tls.Certificate) {
 	}
 }
 
-// rules: with access rules who is named last gets through, and who is named by none is answered with a refusal, before
-// the application hears of it.
+// rules: with access rules, the identity that the last rule names gets through. One that no rule names gets a refusal,
+// and its requests do not reach the application.
 func rules(t *testing.T, g sidecar.Guest, o Options) {
 	set := param.Values{"rules": "60"}
 	if err := g.Check(Part(g, set).Options); err != nil {
@@ -487,8 +487,8 @@ func rules(t *testing.T, g sidecar.Guest, o Options) {
 	x.NoFailure()
 }
 
-// services: under permissive discovery the client's proxy takes connections to every service of the mesh, by policy to
-// that of its application alone. What a control plane drives forgets services that are taken away.
+// services: under permissive discovery the client's proxy takes connections to every service of the mesh, and under
+// discovery by policy only to that of its application. Proxies with a control plane forget services that are removed.
 func services(t *testing.T, g sidecar.Guest, o Options) {
 	const count = 40
 	for _, discovery := range []string{sidecar.DiscoveryPolicy, sidecar.DiscoveryPermissive} {
@@ -560,7 +560,7 @@ func elsewhere(t *testing.T, pids []int) (n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := map[string]bool{} // a worker each may have a socket for one address
+	found := map[string]bool{} // by address, since each worker may have a socket for it
 	for line := range strings.Lines(string(table)) {
 		f := strings.Fields(line)
 		const address, state, inode = 1, 3, 9
@@ -625,7 +625,7 @@ func killed(t *testing.T, g sidecar.Guest) {
 			if err := p.After(); err == nil {
 				t.Error("the trial went on")
 			}
-			// What else failed because of it did so later, and its own error stays as it is.
+			// A later error of something else is explained by the proxy's end; the proxy's own error stays as it is.
 			other := errors.New("a load was refused a connection")
 			explained := p.part.(kind.Explainer).Explain(other)
 			if !errors.Is(explained, other) || !strings.HasPrefix(explained.Error(), component) {
@@ -682,8 +682,8 @@ func killedPlane(t *testing.T, g sidecar.Guest) {
 	nothingLeft(t, dir, append(pidsOf(evidence.Proxies), x.started[0].PID()))
 }
 
-// unready: where nobody serves the application, no request gets through, and the error says what the proxies see. If
-// the program refuses its configuration, the error has the program's own words.
+// unready: if the application does not serve, no request gets through the proxies, and their start fails with an error
+// of the machine that says so.
 func unready(t *testing.T, g sidecar.Guest) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -84,7 +84,7 @@ func redirected(t *testing.T, g sidecar.Guest, o Options) {
 	}
 }
 
-// appInPod is an application in its pod, which the trial knows.
+// appInPod starts an application in its pod, and makes it known to the trial.
 func appInPod(t *testing.T, x *Trial) *App {
 	t.Helper()
 	at, err := x.part.(kind.Networked).Network(kind.Application, "server")

@@ -30,8 +30,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Main is the TestMain of packages that use this one: their binary takes the way into a control group, as tare does
-// when it starts itself again.
+// Main is the TestMain of packages that use this one. Their test binary takes the place of tare where tare starts
+// itself again, to enter a control group or to play a guest, and it can be a load (loadEnv).
 func Main(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == placement.EnterCommand {
 		err := placement.Enter(os.Args[2:])
@@ -64,7 +64,7 @@ type Trial struct {
 	apps  map[string]kind.App
 	setup kind.Setup
 
-	part any // what the Join of the subject gave
+	part any // what the subject's Join returned
 
 	mu      sync.Mutex
 	groups  map[string]kind.Group
@@ -159,7 +159,7 @@ func (x *Trial) Fail(err error) {
 	}
 }
 
-// Warn fails the test: nothing here deserves a warning.
+// Warn keeps a warning, with which NoFailure fails the test: nothing here deserves a warning.
 func (x *Trial) Warn(code, format string, args ...any) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -301,7 +301,7 @@ func (p *Proxies) Address(app string) string {
 // After calls the proxies' hook of that name.
 func (p *Proxies) After() error { return p.part.(kind.After).After(p.Trial.T.Context()) }
 
-// Evidence is what is found of the proxies now.
+// Evidence calls After, and returns the evidence of the proxies.
 func (p *Proxies) Evidence() *sidecar.Evidence {
 	p.Trial.T.Helper()
 	if err := p.After(); err != nil {
@@ -411,7 +411,7 @@ func (x *Trial) Failure() error {
 	}
 }
 
-// NoFailure sees that nothing failed the trial so far.
+// NoFailure fails the test if anything failed the trial, or warned, so far.
 func (x *Trial) NoFailure() {
 	x.T.Helper()
 	select {

@@ -91,7 +91,7 @@ func deadlines(t *testing.T, path string, source any) (found []deadline) {
 	}
 	check := func(x ast.Expr) {
 		d, known := literal(x)
-		// Less than a millisecond is no time at all, and a number without a unit is none either.
+		// What is less than a millisecond, such as a number without a unit, does not count.
 		if line := set.Position(x.Pos()).Line; known && d >= time.Millisecond && d < shortest && !marked[line] {
 			found = append(found, deadline{line, d})
 		}

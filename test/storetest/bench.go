@@ -152,7 +152,8 @@ func lookups(b *testing.B, d store.Design, variant string) {
 				change.Clusters = append(change.Clusters, ClusterLoad(i))
 				change.Listeners = append(change.Listeners, ListenerLoad(i))
 			}
-			for i, end := 0, time.Now().Add(30*time.Second); i < n; i += 25 { // one grace period for each record is minutes
+			// A store that waits for a grace period with each record would take minutes.
+			for i, end := 0, time.Now().Add(30*time.Second); i < n; i += 25 {
 				to := min(n, i+25)
 				if _, err := s.Apply(context.Background(),
 					mesh.Change{Clusters: change.Clusters[i:to], Listeners: change.Listeners[i:to]}); err != nil {
@@ -164,7 +165,7 @@ func lookups(b *testing.B, d store.Design, variant string) {
 			}
 			ask := NewAsker(b, d, s)
 			random := rand.New(rand.NewPCG(1, 2))
-			const repeat = 1000 // of one question, then another: what is measured is a service in use
+			const repeat = 1000 // of each question, so that what is measured is a service in use
 			sum, runs := 0.0, 0
 			for b.Loop() {
 				q := mesh.Question{To: ServiceAddress(random.IntN(n)), Protocol: mesh.TCP}

@@ -151,7 +151,7 @@ func (s *suite) refusals(t *testing.T) {
 	}
 	same("the first changes")
 
-	good := func() mesh.Change { // would be seen
+	good := func() mesh.Change { // the questions below would show it if it were applied
 		return mesh.Change{
 			Clusters:         []*mesh.Cluster{rename(little(50), ClusterName(0)), little(6)},
 			Listeners:        []*mesh.Listener{service(6, ClusterName(6)), readdress(service(1, ClusterName(0)), 9)},

@@ -18,7 +18,7 @@ import (
 	"tare/test/meshmodel"
 )
 
-// Conformance holds a design, in each of its variants, against the model and against what it promises.
+// Conformance compares a design, in each of its variants, with the model, and checks what it promises.
 func Conformance(t *testing.T, d store.Design) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -56,7 +56,7 @@ func Conformance(t *testing.T, d store.Design) {
 	}
 }
 
-// Outline is the parts of Conformance that take few changes, for a design that is too slow for all of it.
+// Outline runs those parts of Conformance that make few changes, for a design that is too slow for all of it.
 func Outline(t *testing.T, d store.Design) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -70,8 +70,8 @@ func Outline(t *testing.T, d store.Design) {
 	t.Run("Waits", long(s.waits))
 }
 
-// long is a part that is left out of short runs, on emulated processors with other kernels: it shows the writer at
-// work, which the kernel has little part in, or is a lot of that work.
+// long leaves a part out of short runs, which are those on emulated processors with other kernels, because the part
+// depends little on the kernel or takes long.
 func long(part func(*testing.T)) func(*testing.T) {
 	return func(t *testing.T) {
 		if testing.Short() {
@@ -155,9 +155,9 @@ func (s *suite) loads(t *testing.T) {
 	c := &checker{store: st, ask: ask, config: config}
 	n := 4000
 	if testing.Short() {
-		n = 1000 // the least that question compares the parts of
+		n = 1000 // the smallest number with which the method question compares parts
 	}
-	for i := range 4 { // the last is no listener
+	for i := range 4 { // there is no listener at the last address
 		c.question(t, mesh.Question{To: ServiceAddress(i), Protocol: mesh.TCP}, n)
 	}
 }
@@ -218,7 +218,7 @@ func (c *checker) question(t testing.TB, q mesh.Question, n int) {
 			if got.Cluster != store.NoCluster && (got.Verdict != mesh.Refuse || !c.numbered(got.Cluster)) {
 				t.Fatalf("%v: the store says %v of cluster %d", text(q), got.Verdict, got.Cluster)
 			}
-			if n > 8 { // no chance in it
+			if n > 8 { // the answer does not depend on random numbers
 				n = 8
 			}
 			continue
@@ -252,8 +252,8 @@ func (c *checker) numbered(id uint32) bool {
 	return false
 }
 
-// chiSquare fails where what was counted is less likely than one in a million. What is expected less than 5 times
-// counts together.
+// chiSquare fails the test if what was counted is less likely than one in a million. All destinations that are expected
+// less than 5 times count as one.
 func chiSquare(t testing.TB, q mesh.Question, counts map[meshmodel.Destination]int,
 	parts map[meshmodel.Destination]float64, n int) {
 	t.Helper()

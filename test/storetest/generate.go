@@ -23,8 +23,8 @@ const (
 	listenerNames = 16
 )
 
-// Where listeners are, and where connections come from and go. The last addresses are of no listener but those for any
-// address.
+// Where listeners are (services), and where connections come from and go. Only listeners for any address take
+// connections to others.
 var (
 	services = addresses("10.0.0.1", "10.0.0.2", "10.0.0.5", "10.0.0.6", "fd00::1", "fd00::2", "fd00:0:0:1::1",
 		"0.0.0.0", "::")

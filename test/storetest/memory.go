@@ -76,7 +76,7 @@ func footprint(t testing.TB, s store.Store) (maps, heap, rss uint64) {
 	return mapBytes(t), m.HeapAlloc, residentBytes(t)
 }
 
-// mapBytes is what the kernel says of each map that this process has a descriptor of, once for each map.
+// mapBytes adds up the bytes that the kernel reports of the maps that this process has descriptors of, each map once.
 func mapBytes(t testing.TB) (sum uint64) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fdinfo")
@@ -87,7 +87,7 @@ func mapBytes(t testing.TB) (sum uint64) {
 	for _, e := range entries {
 		text, err := os.ReadFile("/proc/self/fdinfo/" + e.Name())
 		if err != nil {
-			continue // the directory's own
+			continue // the descriptor by which the directory was read is closed
 		}
 		field := func(name string) string {
 			for line := range strings.Lines(string(text)) {
@@ -121,8 +121,8 @@ func residentBytes(t testing.TB) uint64 {
 	return pages * uint64(os.Getpagesize())
 }
 
-// returned fills a store and takes all away again: the maps then have what they had before, but for what the kernel
-// keeps for the next.
+// returned fills a store and removes everything again: the maps must then take no more memory than when the store was
+// full, and the store must still work.
 func (s *suite) returned(t *testing.T) {
 	st := s.open(t, s.small())
 	all := mesh.NewConfig()
@@ -131,7 +131,7 @@ func (s *suite) returned(t *testing.T) {
 		change := mesh.Change{Clusters: []*mesh.Cluster{little(i)}, Listeners: []*mesh.Listener{service(i, ClusterName(i))}}
 		all.Apply(change)
 		apply(t, st, change)
-		if i == 0 { // twice the first: pools that are filled on first use
+		if i == 0 { // the first change twice, because pools are filled on first use
 			apply(t, st, everything(all))
 			apply(t, st, change)
 		}
@@ -157,8 +157,8 @@ func (s *suite) returned(t *testing.T) {
 		mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}, 1000)
 }
 
-// settled is the bytes of all maps as soon as they are the same half a second later. A look at the thousands of a pool
-// takes that long itself.
+// settled returns the bytes of all maps as soon as they are the same half a second later. With a pool of thousands of
+// maps, one reading takes about as long.
 func settled(t testing.TB) uint64 {
 	t.Helper()
 	for bytes := mapBytes(t); ; {

@@ -124,7 +124,7 @@ func (s *suite) readers(t *testing.T, whole bool, next func(k int) mesh.Change) 
 			runtime.LockOSThread() // the thread ends with the goroutine, and its CPU with it
 			var set unix.CPUSet
 			set.Set(i % runtime.NumCPU())
-			_ = unix.SchedSetaffinity(0, &set) // where that CPU is not ours, anywhere
+			_ = unix.SchedSetaffinity(0, &set) // if this process may not use that CPU, any will do
 			ready.Done()
 			results[i] = read(ask.Another(), uint64(i), even, odd, whole, &begun, &ended, &stop)
 		})

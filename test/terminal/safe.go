@@ -5,11 +5,12 @@ import (
 	"testing"
 )
 
-// Evil is a name that would clear the screen, set the title, go back to the begin of the line, turn the direction of
-// text, and begin another line of a log.
+// Evil is a name that would clear the screen, set the title, go back to the beginning of the line, turn the direction
+// of text, and clear the screen by C1 control characters too.
 const Evil = "a\x1b[2J\x1b]0;title\x07\r\u009b31m\u202eb\x9b2J"
 
-// IsSafe fails where text holds what could steer a terminal, beside own controls.
+// IsSafe fails the test if text holds characters that could control a terminal, other than the program's own controls,
+// which are given.
 func IsSafe(t *testing.T, name, text string, own ...string) {
 	t.Helper()
 	for _, control := range own {

@@ -28,7 +28,7 @@ func New(t *testing.T, program string, args ...string) *Terminal {
 	if _, err := exec.LookPath("tmux"); err != nil {
 		t.Skip("needs tmux: run test/setup")
 	}
-	dir, err := owned.TempDir("tmux") // the path of a socket is short
+	dir, err := owned.TempDir("tmux") // and not t.TempDir, because the path of a socket must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func (m *Terminal) Do(args ...string) string {
 
 func (m *Terminal) Screen() string { return m.Do("capture-pane", "-p") }
 
-// Coloured says whether the screen has a colour of the sixteen.
+// Coloured reports whether anything on the screen has one of the sixteen basic colours.
 func (m *Terminal) Coloured() bool {
 	return regexp.MustCompile(`\x1b\[[0-9;]*\b[39][0-7]m`).MatchString(m.Do("capture-pane", "-p", "-e"))
 }

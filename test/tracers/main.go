@@ -164,7 +164,7 @@ type piece struct {
 	at   time.Time
 }
 
-// deliverLate passes on what comes when its time has come.
+// deliverLate passes events on, each after the delay later.
 func deliverLate(events io.Reader, out *bufio.Writer) error {
 	pieces := make(chan piece, 1<<16)
 	var reading sync.WaitGroup

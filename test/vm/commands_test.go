@@ -46,7 +46,7 @@ const mounted = `echo $(sed -n 's|^[^ ]* /sys/fs/\(cgroup/\)*\([^ ]*\) \(cgroup2
 
 const mountedV1 = "cpu:cgroup cpuacct:cgroup memory:cgroup pids:cgroup"
 
-// checkFeatures holds what doctor found on a machine against the record that docs/kernels.md is made from.
+// checkFeatures compares what doctor found on a machine with the record that docs/kernels.md is made from.
 func checkFeatures(t *testing.T, doctor string, mode CgroupMode) {
 	t.Helper()
 	found, err := kernels.Parse([]byte(doctor), string(mode))

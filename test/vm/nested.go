@@ -26,7 +26,7 @@ var firmware = []string{"bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin", "kvm
 
 // Sandboxes are the files of all that the machine needs to make containers and virtual machines: runc, QEMU and
 // virtiofsd, a kernel for the latter where tare microvm looks for it, and modules. An error matches ErrMissing where
-// something is not installed here. userMode says what Options.UserMode does.
+// something is not installed here. userMode is the machine's Options.UserMode.
 func Sandboxes(userMode bool) (map[string][]byte, error) {
 	kit, err := prepare()
 	if err != nil {
@@ -51,7 +51,7 @@ func Sandboxes(userMode bool) (map[string][]byte, error) {
 			return nil, err
 		}
 	}
-	const module = "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so" // Debian's QEMU has its emulator apart
+	const module = "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so" // the emulator, a separate file in Debian's QEMU
 	if _, err := os.Stat(module); err == nil {
 		from[module] = module
 	}
@@ -92,7 +92,7 @@ func addModules(files map[string][]byte, host, k microvm.Kernel) error {
 	return nil
 }
 
-// firstOf is the first of some files that there is.
+// firstOf returns the first of some files that exists.
 func firstOf(files ...string) (string, error) {
 	for _, f := range files {
 		if _, err := os.Stat(f); err == nil {

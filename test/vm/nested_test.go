@@ -136,7 +136,7 @@ func checkToldV2(t *testing.T, s *analysis.Summary, arms []string) {
 	}
 }
 
-// checkPlacedV2 holds the evidence of a trial against what version 2 of control groups does.
+// checkPlacedV2 checks that the evidence of a trial agrees with what version 2 of control groups does.
 func checkPlacedV2(t *testing.T, tr record.Trial) {
 	t.Helper()
 	var e subject.Evidence

@@ -57,7 +57,7 @@ type Options struct {
 	Containers bool                             // its root can be changed (pivot_root): runtimes can make containers
 	UserMode   bool                             // a kernel in user mode and not QEMU, on one processor: usermode.go
 	Timeout    time.Duration                    // from the start of QEMU to its end
-	Progress   func(format string, args ...any) // what to know of a machine that was started again; may be nil
+	Progress   func(format string, args ...any) // gets messages while the machine runs, as Printf would; may be nil
 }
 
 func (o Options) progress(format string, args ...any) {

@@ -1,4 +1,4 @@
-// Package agent builds the planted agent of test/agent, and says what it is known to take.
+// Package agent builds the planted agent of test/agent, and lists the agent's known costs.
 package agent
 
 import (
@@ -7,9 +7,9 @@ import (
 	"tare/test/binary"
 )
 
-// What the agent uses, and the uncertainty of each figure, relative to it. The agent paces its CPU time by its
-// process's CPU clock, sizes its memory by what the kernel reports, and its eBPF program runs until a time by the
-// clock; the errors of all three are smaller than stated here.
+// What the agent uses, and the relative uncertainty of each figure. The agent paces its CPU time by its process's CPU
+// clock, sizes its memory by what the kernel reports, and its eBPF program runs until the clock has advanced by a given
+// time; the errors of all three are smaller than stated here.
 const (
 	CPUs        = 0.05
 	CPUsError   = 0.02

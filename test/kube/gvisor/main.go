@@ -9,7 +9,8 @@ import (
 	"gvisor.dev/gvisor/shim/v1/cli"
 )
 
-// inUserNS is what the shim asks when the kernel refuses the score: in a user namespace, it ignores that.
+// inUserNS is the function that the shim calls when the kernel refuses the score: if it returns true, as in a user
+// namespace, the shim goes on.
 //
 //go:linkname inUserNS github.com/moby/sys/userns.inUserNS
 var inUserNS func() bool

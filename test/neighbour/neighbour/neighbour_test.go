@@ -178,7 +178,7 @@ func TestEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = sh.Wait()
-		for lines.Scan() { // until it is gone: a neighbour that stays has this test run into the time limit of all
+		for lines.Scan() { // until the neighbour has ended: if it stays, the time limit of go test ends this test
 		}
 		gone(t, pid)
 	})

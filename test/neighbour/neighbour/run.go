@@ -173,7 +173,7 @@ type thread struct {
 
 	done     []span // as they came about, by CLOCK_MONOTONIC
 	count    atomic.Int64
-	reported int64 // of the reporter
+	reported int64 // number of bursts that report has passed on
 }
 
 // run prepares the thread, says so, and takes its CPU away according to plan. The operating system's thread ends with
@@ -194,7 +194,7 @@ func (t *thread) prepare() error {
 	if err := unix.SchedSetaffinity(0, &own); err != nil {
 		return fmt.Errorf("binding a thread to CPU %d: %w", t.cpu, err)
 	}
-	// Go's scheduler interrupts what runs for 10 ms by a signal; a burst goes on.
+	// Go's scheduler interrupts what runs for 10 ms by a signal. With signals blocked, a burst goes on.
 	all := unix.Sigset_t{}
 	for i := range all.Val {
 		all.Val[i] = ^uint64(0)

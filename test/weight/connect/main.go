@@ -1,6 +1,6 @@
 // Command connect makes TCP connections to a loopback address, open loop: at a rate, for a time, whatever becomes of
 // each. It prints how many it made. Each is reset as soon as it is there, which leaves nothing behind in the kernel.
-// Tests use it, nobody else.
+// Only tests use it.
 package main
 
 import (
