@@ -67,7 +67,7 @@ func template(t *testing.T, args ...string) string {
 	return out
 }
 
-// everything are values that turn on all that the chart has.
+// everything holds values that turn on all that the chart offers.
 const everything = `
 image: {repository: registry.example.com/tare-agent, tag: 0.2.0, pullPolicy: Always}
 imagePullSecrets: [{name: registry}]

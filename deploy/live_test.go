@@ -259,8 +259,8 @@ func start(t *testing.T, path string, args ...string) (ended <-chan struct{}) {
 	return done
 }
 
-// startAgent builds and starts an agent, and returns its address and when it has ended. Its rules charge the planted
-// program as infrastructure of the workload shop, whose group runs it.
+// startAgent builds and starts an agent, and returns its address and a channel that is closed when it has ended. Its
+// rules charge the planted program as infrastructure of the workload shop, whose group runs it.
 func startAgent(t *testing.T, group, root string) (string, <-chan struct{}) {
 	t.Helper()
 	dir := t.TempDir()
@@ -284,7 +284,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// server is a Prometheus.
+// server is a running Prometheus.
 type server struct{ url string }
 
 func startPrometheus(t *testing.T, path, configuration string) *server {

@@ -29,8 +29,8 @@ func readmeBlocks(t *testing.T, language string) []string {
 	return blocks
 }
 
-// readmeScrapes returns the configurations of Prometheus on the page: by names of machines, the same with TLS and a
-// password, and by Kubernetes' discovery.
+// readmeScrapes returns the configurations of Prometheus on the page. The first names the machines to scrape, the
+// second does so with TLS and a password, and the third has Kubernetes discover them.
 func readmeScrapes(t *testing.T) []string {
 	t.Helper()
 	return slices.DeleteFunc(readmeBlocks(t, "yaml"), func(b string) bool {
@@ -38,7 +38,8 @@ func readmeScrapes(t *testing.T) []string {
 	})
 }
 
-// scraping is a configuration of the page for the one agent at an address, with the files in dir.
+// scraping returns a configuration of the page, changed to scrape only the agent at an address, every second, with the
+// files in dir.
 func scraping(shown, address, dir string) string {
 	return strings.NewReplacer("node-1:9633, node-2:9633", address, "/etc/prometheus/", dir+"/",
 		"scrape_interval: 15s", "scrape_interval: 1s").Replace(shown)

@@ -11,7 +11,7 @@ import (
 	"tare/test/long"
 )
 
-// TestRules has promtool check the rules and run their tests, save those of a week.
+// TestRules has promtool check the rules and run their tests, except those in weekFile.
 func TestRules(t *testing.T) {
 	check(t, "check", "rules", "--lint=all", "--lint-fatal", rulesFile)
 	short := slices.DeleteFunc(testFiles(t), func(name string) bool { return name == weekFile })

@@ -246,7 +246,8 @@ func agent() []cog.Builder[dashboard.Panel] {
 	}
 }
 
-// cluster are sums over machines, from the agents' metrics themselves, so that the dashboard needs no recording rules.
+// cluster returns panels of sums over machines. They query the agents' own metrics, so the dashboard needs no recording
+// rules.
 func cluster() []cog.Builder[dashboard.Panel] {
 	return []cog.Builder[dashboard.Panel]{
 		stacked("Cost by component", cpus,

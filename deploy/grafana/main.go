@@ -1,5 +1,5 @@
-// Grafana prints the dashboard of tare-agent as JSON for Grafana to import. The dashboard is made from the types of
-// Grafana's own library, and tare.json beside this file is what it prints:
+// Grafana writes the dashboard of tare-agent into a file, as JSON for Grafana to import. The dashboard is made from the
+// types of Grafana's own library. tare.json beside this file is written by
 //
 //	go generate ./deploy/grafana
 package main
@@ -28,7 +28,7 @@ func main() {
 	}
 }
 
-// document is the dashboard as a file.
+// document returns the dashboard as indented JSON.
 func document() ([]byte, error) {
 	d, err := build()
 	if err != nil {

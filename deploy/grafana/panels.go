@@ -72,7 +72,7 @@ func label(name string) column { return column{field: name, title: name} }
 
 func value(ref, title, unit string) column { return column{"Value #" + ref, title, unit} }
 
-// rows is a table with the given columns, the largest of the first value on top. Labels that are no columns are hidden.
+// rows is a table with the given columns, the largest of the first value on top. Labels without a column are hidden.
 func rows(title, description string, columns []column, queries ...cog.Builder[variants.Dataquery]) *table.PanelBuilder {
 	b := table.NewPanelBuilder().Title(title).Description(description).Datasource(source()).Targets(queries).
 		Span(half).Height(high)

@@ -340,7 +340,7 @@ func release(t *testing.T, tree, version string) string {
 // root is the root directory of another system.
 type root struct{ path string }
 
-// debian makes a root with the least of Debian and some packages.
+// debian makes a root with a minimal Debian and some packages.
 func debian(t *testing.T, packages ...string) root {
 	t.Helper()
 	r := root{path: filepath.Join(t.TempDir(), "root")}
@@ -421,7 +421,7 @@ func added(before, after []string) (more []string) {
 	return more
 }
 
-// file is the one file that a pattern matches.
+// file returns the one file that a pattern matches.
 func file(t *testing.T, dir, pattern string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, pattern))

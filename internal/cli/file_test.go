@@ -14,8 +14,8 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// A file that a user names is written completely or left as it was. A link at its path is replaced; a pipe is written
-// to.
+// TestWriteFile: a file that a user names is written completely or left as it was. A link at its path is replaced; a
+// pipe is written to.
 func TestWriteFile(t *testing.T) {
 	dir := t.TempDir()
 	path, victim := filepath.Join(dir, "report"), filepath.Join(dir, "victim")

@@ -63,7 +63,7 @@ func playGuest(ctx context.Context, args []string) error {
 	return reported(conn, kind.Play(ctx, conn, args))
 }
 
-// partPatience is how long a pod waits for the trial, in which another pod may still be pulling its image.
+// partPatience is how long a pod waits for the trial to begin: another pod may still be pulling its image.
 const partPatience = 10 * time.Minute
 
 // playPart runs in the process of an application or a load in a pod.
@@ -99,8 +99,8 @@ func unprivileged(ctx context.Context) *role.Conn {
 // player is the function that a guest's process runs.
 type player func(context.Context, *role.Conn) error
 
-// played plays a role in this process and returns the connection of the role's parent. end closes the connection,
-// waits for the role to end, and returns its error.
+// played plays a role in this process and returns the end of its connection that belongs to its parent. The function
+// end closes the connection, waits for the role to end, and returns its error.
 func played(ctx context.Context, play player) (parent *role.Conn, end func() error) {
 	input, tell := io.Pipe()
 	said, says := io.Pipe()

@@ -13,7 +13,8 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// What a control plane makes a role log reaches the terminal as harmless text, whatever is in it, and as one message.
+// TestLogsSteerNoTerminal: whatever a control plane makes a role log reaches the terminal as harmless text, and as one
+// message.
 func TestLogsSteerNoTerminal(t *testing.T) {
 	const hostile = "refused: cluster \"a\x1b[2J\u202e\": no\nwarning: forged\x00\u009b\xff"
 	data, err := json.Marshal(hostile)

@@ -16,7 +16,7 @@ import (
 	"tare/test/analysistest"
 )
 
-// writeRun writes a synthetic run as 'tare run' would, with the given number of its trials, which are 24 in all.
+// writeRun writes a synthetic run as 'tare run' would, with the first of its 24 trials, as many as keep says.
 func writeRun(t *testing.T, keep int) string {
 	t.Helper()
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6,
@@ -189,7 +189,7 @@ func TestReportErrors(t *testing.T) {
 	}
 }
 
-// With --assert the exit code gives the result, and the report is still written.
+// TestReportAsserts: with --assert the exit code gives the result, and the report is still written.
 func TestReportAsserts(t *testing.T) {
 	dir := writeRun(t, 24)
 	for text, want := range map[string]fault.Code{

@@ -23,7 +23,7 @@ func TestEveryCommandHasARow(t *testing.T) {
 	root := Command()
 	described := map[*cobra.Command]bool{}
 	for _, row := range regexp.MustCompile("(?m)^\\| (`tare .*?) \\|").FindAllSubmatch(section[1], -1) {
-		var before []string // the words of the previous command; the next may have only those that replace its last ones
+		var before []string // the last whole command of the row; a name after it may leave out the words that both begin with
 		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(string(row[1]), -1) {
 			words := strings.Fields(name[1])
 			if words[0] != root.Name() {

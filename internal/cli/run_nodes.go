@@ -73,8 +73,8 @@ func (f *nodesFlags) check(changed func(string) bool) error {
 // leastShare is the smallest CPU limit that the kernel can set, in CPUs.
 const leastShare = 0.01
 
-// carries returns how many local nodes a machine with the given number of CPUs can run. Each then has 0.07 CPU, with
-// which a tracer starts in seconds.
+// carries returns how many local nodes a machine with the given number of CPUs can run. Each then has at least 0.07
+// CPU, with which a tracer starts in seconds.
 func carries(cpus int) int { return max(1, min(25*cpus/2, 50)) }
 
 // nodeShare returns the share of its machine that each node's trial gets. The groups of all local nodes together weigh

@@ -60,7 +60,7 @@ func gunzip(t *testing.T, path string) []byte {
 	return data
 }
 
-// eachOldRun runs a test for every old run.
+// eachOldRun runs a test for every old run. It fails if a built-in experiment has none.
 func eachOldRun(t *testing.T, test func(t *testing.T, dir string)) {
 	t.Helper()
 	entries, err := os.ReadDir(oldRuns)
@@ -104,8 +104,8 @@ func everyReport(t *testing.T, dir string) map[string]string {
 	return outs
 }
 
-// TestOldRuns: a run of an earlier version can be read, and its report has every estimate and every number in the
-// answers that it had when it was made, save those that were wrong. Estimates and sentences may be added.
+// TestOldRuns: a run of an earlier version can be read. Its report still has every estimate, and every number in the
+// answers, that it had when it was made, except those that were wrong. Estimates and sentences may be added.
 func TestOldRuns(t *testing.T) {
 	eachOldRun(t, func(t *testing.T, dir string) {
 		var was, is analysis.Summary
@@ -252,7 +252,7 @@ func sameEstimates(t *testing.T, was, is *analysis.Summary, wrong func(analysis.
 		e := is.Estimates[i]
 		interval := sameInterval
 		if e.Method == analysis.PooledMethod {
-			interval = noNarrower // they were too narrow where trials differ in size
+			interval = noNarrower // earlier versions gave too narrow ones where trials differ in size
 		}
 		same := equalTo(&e.Value, &w.Value) && interval(e.Lo, e.Hi, w.Lo, w.Hi) && e.N == w.N &&
 			e.Unit == w.Unit && (e.Withheld == "") == (w.Withheld == "")
@@ -320,7 +320,7 @@ func sameAnswers(t *testing.T, was, is *analysis.Summary) {
 			numbers[n] = true
 		}
 	}
-	// A number may have got more digits since.
+	// A number may have more digits now than it had then.
 	said := func(n string) bool {
 		if numbers[n] {
 			return true

@@ -96,7 +96,7 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestSeries: each format that can writes one ledger after another, and an error comes after what was written.
+// TestSeries: each format of a series writes one ledger after another. What came before an error is written.
 func TestSeries(t *testing.T) {
 	for _, format := range report.Series.Names() {
 		synctest.Test(t, func(t *testing.T) {

@@ -87,7 +87,7 @@ func published(s *jsonschema.Schema) {
 		s.AdditionalProperties = nil
 	}
 	if s.Type == "object" && len(s.Properties) == 0 {
-		s.Type, s.Types = "", []string{"null", "object"} // a map that was never made
+		s.Type, s.Types = "", []string{"null", "object"} // a map may be nil
 	}
 	if slices.Equal(s.Types, []string{"null", "array"}) && s.Items != nil && s.Items.Type == "" &&
 		len(s.Items.Types) == 0 &&

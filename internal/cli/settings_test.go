@@ -31,8 +31,8 @@ func eachAlone(t *testing.T, f func(t *testing.T, r kind.Role, g kind.Guest, c *
 	}
 }
 
-// TestEveryGuestPlays: every guest that runs by itself has a process, an example, and an argument that is one of its
-// settings. Every command of a role is such a guest.
+// TestEveryGuestPlays: every guest that runs by itself is either a kind.Player or has a Run. It has an example, and its
+// argument, if it takes one, is one of its settings. Every command of a role is such a guest.
 func TestEveryGuestPlays(t *testing.T) {
 	guests := map[string]bool{}
 	eachAlone(t, func(t *testing.T, r kind.Role, g kind.Guest, c *cobra.Command) {
@@ -150,7 +150,7 @@ func ran(t *testing.T, args ...string) (string, error) {
 	return b.String(), err
 }
 
-// TestListSubjects: 'tare subject' names them and their settings.
+// TestListSubjects: 'tare subject' names the subjects and their settings.
 func TestListSubjects(t *testing.T) {
 	out, err := ran(t, "subject")
 	for _, want := range []string{

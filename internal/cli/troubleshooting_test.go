@@ -119,8 +119,8 @@ func eachSource(t *testing.T, f func(*ast.File)) {
 	}
 }
 
-// sourceTexts returns all string literals in the source and the template of the HTML report. Each literal is on a line,
-// and literals that are concatenated count as one.
+// sourceTexts returns all string literals in the source and the template of the HTML report. A newline follows each
+// literal. Literals that are concatenated count as one.
 func sourceTexts(t *testing.T) string {
 	var b strings.Builder
 	eachSource(t, func(file *ast.File) {

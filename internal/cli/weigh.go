@@ -292,7 +292,8 @@ type ruleFlag struct {
 	text   string
 }
 
-// ruleValue collects the rules of several flags in the order of the command line, which decides the rule that applies.
+// ruleValue collects the rules of several flags in the order of the command line: of rules that match the same thing,
+// the first applies.
 type ruleValue struct {
 	charge ledger.Charge
 	given  *[]ruleFlag

@@ -12,7 +12,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Rules and rows that are wrong end the command before anything is weighed, with what is wrong, where, and what helps.
+// TestWeighRefusesWrongRules: a wrong rule, or a wrong flag for rows, ends the command before anything is weighed. The
+// error says what is wrong, where, and what helps.
 func TestWeighRefusesWrongRules(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	if err := os.WriteFile(file, []byte("rules:\n- charge: tare\n  cgruop: /a\n"), 0o600); err != nil {
@@ -45,7 +46,7 @@ func TestWeighRefusesWrongRules(t *testing.T) {
 	}
 }
 
-// Rules are in the order of the command line, including those from files.
+// TestRulesAreInOrder: rules are in the order of the command line, including those from files.
 func TestRulesAreInOrder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	if err := os.WriteFile(file, []byte("rules: [{charge: load, cgroup: /b}, {charge: load, cgroup: /c}]"),
@@ -72,7 +73,7 @@ func TestRulesAreInOrder(t *testing.T) {
 	}
 }
 
-// The example of a file in the documentation can be read.
+// TestRulesInTheDocumentation: the example of a file of rules in docs/charges.md can be read.
 func TestRulesInTheDocumentation(t *testing.T) {
 	page, err := os.ReadFile("../../docs/charges.md")
 	if err != nil {
