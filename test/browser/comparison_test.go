@@ -51,7 +51,8 @@ func openComparison(t *testing.T, make func(*bytes.Buffer) error) (*browser.Brow
 	return b, path
 }
 
-// What changed between runs stands in the page's table, and the page runs and fetches nothing.
+// TestComparisonPage: what changed between runs is in the page's table, and the page runs no script and fetches
+// nothing.
 func TestComparisonPage(t *testing.T) {
 	all := courseOf(t, 8, "quickstart")
 	c := comparison.Compare(all[:4], all[4:], nil)

@@ -320,7 +320,7 @@ func small(t *testing.T, b *browser.Browser, path string) {
 	keep(t, b, "small.png")
 }
 
-// A name in a spec can come from anywhere. None may become markup or run.
+// TestHostileNames: a name in a spec can come from anywhere. None may become markup or run as a script.
 func TestHostileNames(t *testing.T) {
 	evil := `</script><script>window.ran=1</script><!--<script>"'><img src=x onerror="window.ran=2"><style>body{display:none}</style>`
 	path := page(t, truth, func(run *record.Run, trials []record.Trial) {
@@ -416,7 +416,8 @@ func ask(experiment, factor string, metrics func(t *record.Trial, level float64)
 	}
 }
 
-// What an experiment asks is drawn before everything else, from what it measured and not by its name.
+// TestAnswersAreDrawn: what an experiment asks is drawn before everything else. What it measured decides on the chart,
+// not its name.
 func TestAnswersAreDrawn(t *testing.T) {
 	two, three := truth, truth
 	two.Rates, three.Rates = []string{"1", "4"}, []string{"1", "1000", "10000"}
@@ -557,8 +558,9 @@ func TestGaps(t *testing.T) {
 	quiet(t, b, path)
 }
 
-// Two factors: each level of the other one is a plot beside the others, on one axis, and each arm has the dashes of its
-// legend. A chart is saved as a file that has its title, its legend and no reference to the page.
+// TestFacetsAndSaving: in a run with two factors, each level of the second one has its own plot. The plots are side by
+// side and share an axis, and each arm has the dashes of its legend. A chart is saved as a file that has its title, its
+// legend and no reference to the page.
 func TestFacetsAndSaving(t *testing.T) {
 	sweep := truth
 	sweep.Rates = []string{"500", "1000", "2000", "4000", "8000", "16000"}
@@ -639,7 +641,8 @@ func firstLine(b *browser.Browser) (first string) {
 	return first
 }
 
-// Who opens the page of a run that is invalid or partial sees that before anything else, on a small screen too.
+// TestStateStandsFirst: a reader of the page of a run that is invalid or partial sees that before anything else, on a
+// small screen too.
 func TestStateStandsFirst(t *testing.T) {
 	for state, alter := range map[string]func(*record.Run, []record.Trial){
 		"invalid": func(_ *record.Run, trials []record.Trial) {

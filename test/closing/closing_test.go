@@ -12,8 +12,7 @@ import (
 	"tare/test/quiet"
 )
 
-// The events are those that go test really prints for a package of each kind, so the tests write such packages and run
-// them.
+// TestRead reads the events that go test really prints: it writes a package of each kind, and runs its tests.
 func TestRead(t *testing.T) {
 	for _, c := range []struct {
 		name, file string

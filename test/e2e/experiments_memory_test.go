@@ -51,7 +51,7 @@ func TestStress(t *testing.T) {
 	}
 }
 
-// TestMemory holds the model of ebpf-memory against what bpftool says of the same maps, of a data plane that the test
+// TestMemory compares the model of ebpf-memory with what bpftool says of the same maps, of a data plane that the test
 // starts by itself.
 func TestMemory(t *testing.T) {
 	needsTime(t)

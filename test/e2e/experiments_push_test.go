@@ -48,7 +48,7 @@ func TestPush(t *testing.T) {
 	if refused := value("push_refused_ratio", "snapshot"); refused != 0 {
 		t.Errorf("snapshot: %g of the connections were refused", refused)
 	}
-	// Records of the old endpoints go before those of the new ones come.
+	// Records of the old endpoints are removed before those of the new ones are added.
 	if refused := value("push_refused_ratio", record.Direct); refused == 0 {
 		t.Error("sized: no connection was refused while a service's records were replaced")
 	}

@@ -108,7 +108,7 @@ func extract(t *testing.T, page, root, dir string) (e example) {
 			continue
 		}
 		there := filepath.Join(root, name)
-		if old, err := os.ReadFile(there); err == nil { // lines for its imports
+		if old, err := os.ReadFile(there); err == nil { // the text is a line for the imports of this file
 			_, added, _ := strings.Cut(text, "\n")
 			e.lines += strings.Count(added, "\n")
 			text = strings.Replace(string(old), "import (\n", "import (\n"+added, 1)

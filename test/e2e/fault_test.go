@@ -31,7 +31,7 @@ func changed(t *testing.T, change string, args ...string) output {
 	return o
 }
 
-// Without BTF the machine can still be weighed, and tare says what is missing.
+// TestNoBTF: without BTF the machine can still be weighed, and tare says what is missing.
 func TestNoBTF(t *testing.T) {
 	leavesNothing(t)
 	const noBTF = "mount --bind /dev/null /sys/kernel/btf/vmlinux"
@@ -62,7 +62,8 @@ func readOnly(t *testing.T) string {
 	return change.String()
 }
 
-// Without write access to control groups an experiment is refused before it begins; the machine can still be weighed.
+// TestNoCgroupWriteAccess: without write access to control groups an experiment is refused before it begins; the
+// machine can still be weighed.
 func TestNoCgroupWriteAccess(t *testing.T) {
 	leavesNothing(t)
 	change := readOnly(t)
@@ -80,7 +81,7 @@ func TestNoCgroupWriteAccess(t *testing.T) {
 	}
 }
 
-// If a port is in use, the error names the address.
+// TestPortTaken: if a port is in use, the error names the address.
 func TestPortTaken(t *testing.T) {
 	leavesNothing(t)
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -95,7 +96,7 @@ func TestPortTaken(t *testing.T) {
 	}
 }
 
-// A ledger that cannot be written is an error, not half a document with exit code 0.
+// TestWeighToAFullDisk: a ledger that cannot be written is an error, not half a document with exit code 0.
 func TestWeighToAFullDisk(t *testing.T) {
 	leavesNothing(t)
 	needsRoot(t)

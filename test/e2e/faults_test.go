@@ -8,9 +8,9 @@ import (
 	"tare/test/long"
 )
 
-// One system call of a run fails, or the run is killed there: whatever it is, the exit code and the error are
-// documented ones, finished trials can be read, and tare clean leaves nothing. test/bench/faults is the long form, over
-// all experiments; its flag -seed repeats a seed that failed here.
+// TestFaults: one system call of a run fails, or the run is killed there. Whichever call it is, the exit code and the
+// error are documented ones, finished trials can be read, and tare clean leaves nothing. test/bench/faults is the long
+// form, over all experiments; its flag -seed repeats a seed that failed here.
 func TestFaults(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

@@ -47,7 +47,7 @@ const (
 	siegeMemory  = 512 << 20 // bytes of RLIMIT_DATA, which protects the machine from a control plane without bounds
 )
 
-// How long attacks last: busy and idle ones that would not end by themselves, and, at most, those that do.
+// How long busy attacks, idle ones and those that end by themselves last; the last is a limit.
 const (
 	siegeLasts     = 700 * time.Millisecond
 	idleSiegeLasts = 2 * time.Second
@@ -275,7 +275,7 @@ func (s *siege) finish() {
 	noEscapes(s.T, "standard output", o.stdout)
 	files, most := 0, 1+4*besiegers // the mesh, and for each proxy a directory and its bootstrap
 	if s.mtls {
-		most += 2 + 2*besiegers // keys of the cluster, roots
+		most += 2 + 2*besiegers // the keys of the service accounts, roots, and two files for each proxy
 	}
 	err := filepath.WalkDir(s.work, func(path string, e os.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
@@ -426,7 +426,7 @@ func (x *speech) hear() (*discoveryv3.DeltaDiscoveryResponse, bool) {
 	return m, x.RecvMsg(&text) == nil && proto.Unmarshal([]byte(text), m) == nil
 }
 
-// drain reads until the stream ends, and says how.
+// drain reads until the stream ends, and returns the code that it ends with.
 func (x *speech) drain() codes.Code {
 	for {
 		var text string

@@ -293,7 +293,7 @@ var recordAttacks = []struct {
 		f.histograms(histogram(3, 60_000_000_000, make([]byte, 64<<20)))
 	}},
 	{"histograms with counts beyond all numbers", func(f *forged) {
-		count := append(bytes.Repeat([]byte{0xff}, 8), 0x7f) // of ZigZag LEB128
+		count := append(bytes.Repeat([]byte{0xff}, 8), 0x7f) // the largest one, encoded by ZigZag LEB128
 		f.histograms(histogram(3, 60_000_000_000, bytes.Repeat(count, 1000)))
 	}},
 	{"histograms of negative geometry", func(f *forged) {
@@ -413,7 +413,7 @@ var recordAttacks = []struct {
 				case <-time.After(time.Millisecond):
 				}
 				if out, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0); err == nil {
-					_, _ = out.Write(text) // what it finds there is the reader's concern
+					_, _ = out.Write(text) // a failure only means that the command reads less
 					out.Close()
 				}
 			}

@@ -16,7 +16,7 @@ import (
 	"tare/test/footprint"
 )
 
-// The search for leftovers is itself tested: a search that finds nothing would let every other test pass.
+// TestLeftoversAreFound tests the search for leftovers: a search that finds nothing would let every other test pass.
 func TestLeftoversAreFound(t *testing.T) {
 	ended := exec.Command("true")
 	if err := ended.Run(); err != nil {

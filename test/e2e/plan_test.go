@@ -123,8 +123,8 @@ func (s swept) run(t *testing.T) (inside, cases int) {
 }
 
 // heldOut plans a level from the trials at other levels in other blocks, and compares each cost with the trial that was
-// left out. It returns whether the sweep's cost is inside of its interval, and 0 of 0 where that trial or a figure is
-// missing.
+// left out. It returns 1 of 1 if the sweep's cost is inside its interval, 0 of 1 if it is outside, and 0 of 0 if that
+// trial or a figure is missing.
 func (s swept) heldOut(t *testing.T, c *record.Contents, level int) (in, of int) {
 	t.Helper()
 	at, run := fmt.Sprint(level), c.Run

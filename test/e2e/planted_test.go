@@ -157,8 +157,8 @@ func plantedProxy(args []string) error {
 	}
 }
 
-// TestPlantedFunctions: of a proxy that does 20 us more in a function, 10 us in an eBPF program and 5 us in the kernel
-// for each request than the one before, the report names these as the first, second and third part of the difference.
+// TestPlantedFunctions: one proxy takes more time for each request than another: 20 us in a function, 10 us in an eBPF
+// program and 5 us in the kernel. The report names these as the first, second and third part of the difference.
 func TestPlantedFunctions(t *testing.T) {
 	long.Test(t, "7 min: 16 blocks of 4 s each, so that samples resolve 5 us; TestProfilesOfARun runs what it takes once")
 	f := plantedRun(t, 16, "4s", "", "20", "10", "5").Functions

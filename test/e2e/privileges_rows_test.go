@@ -37,7 +37,7 @@ func ends(t *testing.T, p *process) {
 	}
 }
 
-// saidBy waits until a command has printed what the expression finds, and gives its first group.
+// saidBy waits until a command has printed something that the expression matches, and returns its first submatch.
 func saidBy(t *testing.T, p *process, out *buffer, expression string) (group string) {
 	t.Helper()
 	find := regexp.MustCompile(expression)
@@ -347,7 +347,7 @@ func microvmRights() rightsTest {
 				machine = append(machine, "--"+strings.ToLower(name), value)
 			}
 			if _, err := os.Stat(where); errors.Is(err, fs.ErrNotExist) {
-				t.Cleanup(func() { _ = os.Remove(where) }) // it would belong to the user nobody
+				t.Cleanup(func() { _ = os.Remove(where) }) // the test creates it, owned by the user nobody
 			}
 			id = idOf("rights")
 			bundle = microvmBundle(t, id, "sleep 1000")

@@ -722,7 +722,7 @@ func warning(l *ledger.Ledger, code string) string {
 func topOfAgentWorks(t *testing.T, a actor) []string {
 	text := tare(t, "weigh", "--for", "100ms", "--hz", "0", "--json").stdout
 	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, text) // what is read is compared
+		_, _ = io.WriteString(w, text) // if this fails, the comparison below does
 	}))
 	defer agent.Close()
 	o := a.done(t, "top", "--agent", agent.Listener.Addr().String(), "--once", "--json")

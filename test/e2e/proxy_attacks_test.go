@@ -86,7 +86,7 @@ var proxyAttacks = []proxyAttack{
 			x.text(string(field([]byte(encodedText(wants(resource.EndpointType))), 3, c.name)))
 			x.refused(c.want, what)
 		}
-		x := s.stream(deltaMethod) // names that steer terminals are names
+		x := s.stream(deltaMethod) // a resource may have a name that steers terminals
 		x.say(wants(resource.EndpointType, steering))
 		if m, ok := x.hear(); !ok || !slices.Equal(m.RemovedResources, []string{steering}) {
 			s.Errorf("names that steer: %v, %v", m, ok)
@@ -204,7 +204,7 @@ var proxyAttacks = []proxyAttack{
 			}
 		}()
 		nonces := []string{m.Nonce, "", "18446744073709551616", steering, strings.Repeat("9", 4000)}
-		for i := 0; i < 1500 && s.lasts(); i++ { // wrong ones, and the same again and again
+		for i := 0; i < 1500 && s.lasts(); i++ { // the right nonce and wrong ones, again and again
 			x.say(answers(resource.ClusterType, nonces[i%len(nonces)], []string{"", "no"}[i%2]))
 		}
 		<-s.over.Done()
@@ -346,7 +346,7 @@ var proxyAttacks = []proxyAttack{
 				return
 			}
 			go w.drain()
-			for i := range uint32(200) { // it may have 16
+			for i := range uint32(200) { // a connection may have 16
 				if w.call(1+2*i, []string{deltaMethod, worldMethod}[i%2]) != nil {
 					break
 				}
@@ -583,7 +583,7 @@ var proxyAttacks = []proxyAttack{
 	{name: "both variants mixed up", ends: true, do: func(s *siege) {
 		cc := s.grpc(nil)
 		world, delta := s.speak(cc, worldMethod), s.speak(cc, deltaMethod)
-		for range 20 { // each as if it were the other: their fields have other meanings
+		for range 20 { // each stream gets the other variant's requests, in which the same fields mean something else
 			world.say(wants(resource.ClusterType, "a"))
 			m := wantsWorld(resource.ClusterType)
 			m.VersionInfo, m.ResponseNonce = "1", "1"
@@ -593,7 +593,7 @@ var proxyAttacks = []proxyAttack{
 			_ = x.CloseSend() // it may have ended
 			x.drain()
 		}
-		world, delta = s.speak(cc, worldMethod), s.speak(cc, deltaMethod) // and a connection with both, as they are meant
+		world, delta = s.speak(cc, worldMethod), s.speak(cc, deltaMethod) // a connection may have both variants
 		world.say(wantsWorld(resource.ClusterType))
 		delta.say(wants(resource.ClusterType))
 		var text string
@@ -889,8 +889,8 @@ func message(b string) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
 }
 
-// roomy waits until the other side, because it waits for the rest of messages, takes more than their first window on
-// the given number of streams. It returns false if the connection ends.
+// roomy waits until the other side has enlarged the flow-control window of the given number of streams, to receive the
+// rest of their messages. It returns false if the connection ends.
 func (w wire) roomy(streams int) bool {
 	for streams > 0 {
 		f, err := w.ReadFrame()

@@ -216,7 +216,7 @@ func killedWhile(t *testing.T, spec, file string, line *regexp.Regexp) {
 	}
 }
 
-// grep reports whether a file of a pattern has a line that matches.
+// grep reports whether any file whose name matches a pattern has a line that matches line.
 func grep(t *testing.T, files string, line *regexp.Regexp) bool {
 	t.Helper()
 	names, err := filepath.Glob(files)

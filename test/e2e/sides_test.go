@@ -31,8 +31,8 @@ const sideBlocks = 6
 const mostApart = 0.05
 
 // TestSides runs every built-in experiment in its smallest form, with blocks enough for intervals, by this tree's
-// binary and by another, TARE_BEFORE, one after the other, and compares every estimate that both have. It says how many
-// there are and which lie apart: make sides BEFORE=path.
+// binary and then by another, TARE_BEFORE, and compares every estimate that both have. It says how many there are and
+// which lie apart. 'make sides BEFORE=path' runs it.
 func TestSides(t *testing.T) {
 	needsRoot(t)
 	before := os.Getenv("TARE_BEFORE")

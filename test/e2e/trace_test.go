@@ -91,7 +91,7 @@ func TestFaultyTracers(t *testing.T) {
 		"lines: '^\\{', scope: machine}\n"
 	trials, _, _ := trace(t, spec)
 
-	const each = 1000 // of test/tracers
+	const each = 1000 // as in test/tracers
 	for _, arm := range slices.Concat([]string{record.Direct, record.AA, "good", "wide"}, kinds) {
 		tr := trials[arm]
 		e := tr.Events

@@ -224,7 +224,7 @@ func TestTryRecoversAPlantedAgent(t *testing.T) {
 	}
 }
 
-// missedOf tries the planted agent once, and says what of it was not found.
+// missedOf tries the planted agent once, and returns the costs that it did not find.
 func missedOf(t *testing.T, path string) (missed []string) {
 	t.Helper()
 	o, s, _ := tried(t, "--load", "connections", "--blocks", "6", "--", path, "{cgroup_dir}")

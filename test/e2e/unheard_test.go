@@ -28,8 +28,8 @@ func deaf(t *testing.T) *os.File {
 	return w
 }
 
-// A run whose output no process reads any more ('tare run ... | head') goes on to its end, and leaves nothing but its
-// directory.
+// TestRunUnheard: a run whose output no process reads any more ('tare run ... | head') goes on to its end, and leaves
+// nothing but its directory.
 func TestRunUnheard(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
@@ -86,7 +86,7 @@ func TestSignalledAtTheBeginning(t *testing.T) {
 		i := n * 40 / long.Repeat(10, 40) // in the same span of time
 		s := []syscall.Signal{syscall.SIGHUP, syscall.SIGTERM}[i%2]
 		if signal.Ignored(syscall.SIGHUP) {
-			s = syscall.SIGTERM // these tests were themselves started to outlive a terminal
+			s = syscall.SIGTERM // tare ignores SIGHUP too if these tests were started with nohup
 		}
 		dir := filepath.Join(t.TempDir(), "out")
 		p := command{args: []string{"run", specFile(t, shortSpec), "--blocks", "100", "--out", dir}}.start(t)
@@ -123,7 +123,7 @@ func cpuTimeOf(t *testing.T, p *process) time.Duration {
 	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
 }
 
-// Two runs at once disturb each other, and both say so, in what they print and in their records.
+// TestTwoRunsAtOnce: two runs at once disturb each other, and both say so, in what they print and in their records.
 func TestTwoRunsAtOnce(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
@@ -169,7 +169,7 @@ func TestTwoRunsAtOnce(t *testing.T) {
 	}
 }
 
-// If descriptors run out, the error says so, wherever that happens.
+// TestTooFewOpenFiles: if descriptors run out, the error says so, wherever that happens.
 func TestTooFewOpenFiles(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

@@ -15,7 +15,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// Wrong use ends with exit code 2, the hint on standard error, and nothing on standard output.
+// TestWrongUse: wrong use ends with exit code 2, the hint on standard error, and nothing on standard output.
 func TestWrongUse(t *testing.T) {
 	leavesNothing(t)
 	for _, c := range []struct{ args, says, hint string }{
@@ -34,7 +34,7 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
-// Every command says what it is for, shows an example, and refuses a flag that it does not know.
+// TestEveryCommand: every command says what it is for, shows an example, and refuses a flag that it does not know.
 func TestEveryCommand(t *testing.T) {
 	t.Parallel()
 	leavesNothing(t)

@@ -100,7 +100,7 @@ func TestWeighSaysItsOwnCost(t *testing.T) {
 		if own, err := (proc.FS{}).Anon(p.pid); err == nil {
 			anon = max(anon, own)
 		}
-		if err != nil || gone != nil || most == 0 { // without memory it is about to be gone
+		if err != nil || gone != nil || most == 0 { // a process without memory is about to end
 			break
 		}
 		if rss = most; p.stdout.String() == "" {
@@ -128,14 +128,15 @@ func TestWeighSaysItsOwnCost(t *testing.T) {
 	if math.Abs(float64(l.Self.RSSBytes)-float64(rss)) > 0.25*float64(rss) {
 		t.Errorf("self says %d bytes resident, the kernel %d", l.Self.RSSBytes, rss)
 	}
-	// The rest of its memory are pages of the binary, which the kernel can take back. How many of them it maps around each
+	// The rest of its memory is pages of the binary, which the kernel can take back. How many of them it maps around each
 	// that is used depends on what the page cache holds (filemap_map_pages in mm/filemap.c).
 	if anon > anonLimit {
 		t.Errorf("%.1f MB of anonymous memory, the limit is %d", float64(anon)/1e6, anonLimit)
 	}
 }
 
-// BenchmarkWeigh is the promise itself: ten seconds on the crowded machine, CPU time of the whole process.
+// BenchmarkWeigh measures what is promised: the CPU time of the whole process for a window of ten seconds on the
+// crowded machine.
 func BenchmarkWeigh(b *testing.B) {
 	crowd(b)
 	for range b.N {
@@ -151,8 +152,8 @@ func BenchmarkWeigh(b *testing.B) {
 	}
 }
 
-// Every map on the machine has the bytes that bpftool prints, and a map that several programs use stands in the ledger
-// once.
+// TestMapBytesAreThoseOfBpftool: every map on the machine has the bytes that bpftool prints, and a map that several
+// programs use is in the ledger once.
 func TestMapBytesAreThoseOfBpftool(t *testing.T) {
 	crowd(t)
 	shared, err := ebpf.NewMap(&ebpf.MapSpec{Name: "shared", Type: ebpf.Array, KeySize: 4, ValueSize: 4096,
@@ -208,7 +209,7 @@ func TestMapBytesAreThoseOfBpftool(t *testing.T) {
 		}
 		bytes, ok := ledgered[s.ID]
 		if !ok {
-			continue // made since
+			continue // loaded after the ledger was taken
 		}
 		compared++
 		if bytes != s.Bytes {

@@ -40,7 +40,8 @@ const (
 
 func TestPlantedWeight(t *testing.T) {
 	leavesNothing(t)
-	// A 95 % interval misses 3 or more of 10 in 1.2 % of tests, and 3 or more of 4 in 0.05 %; its nominal mean is a half.
+	// Of 10 intervals of 95 %, 3 or more miss the truth in 1.2 % of tests (on average half an interval does), and of 4 in
+	// 0.05 %.
 	weightWindows, mustHold := long.Repeat(4, 10), long.Repeat(2, 8)
 	w := plantWeight(t)
 	address := acceptAndDrop(t)
@@ -191,10 +192,11 @@ func sumsToTotal(t *testing.T, p ledger.Program) {
 // mostStolen is the largest part of the CPU time that may be stolen where the budget must keep its promise.
 const mostStolen = 0.3
 
-// On a loaded machine the CPU budget closes: exactly by its arithmetic, and with at most 2 % of the capacity left to
-// explain, beside what the ledger itself says is unsure: how far its edges are apart, and whether what was stolen had
-// been idle time. The promise is for up to 30 % of steal; windows with more are taken again. The load is HTTP on new
-// connections, as fast as they go, beside one process for each CPU that never sleeps.
+// TestBudgetClosesUnderLoad: on a loaded machine the lines of the CPU budget add up to the capacity exactly. At most 2
+// % of the capacity is unexplained, not counting what the ledger itself calls uncertain: how far the readings at an
+// edge are apart, and whether stolen time had been idle time. This is promised for up to 30 % of steal; windows with
+// more are taken again. The load is HTTP on new connections, as fast as possible, beside one process for each CPU that
+// never sleeps.
 func TestBudgetClosesUnderLoad(t *testing.T) {
 	leavesNothing(t)
 	server := command{args: []string{"app", "http", "--listen", "127.0.0.1:0"}}.start(t)
@@ -370,7 +372,7 @@ func (w *weight) unload(t *testing.T, pin string) {
 	}
 }
 
-// withSteps is the object with another value of weight_steps, which stands in its read-only data.
+// withSteps returns the object with another value of weight_steps, a constant in its read-only data.
 func withSteps(t *testing.T, object []byte, steps uint32) []byte {
 	t.Helper()
 	f, err := elf.NewFile(bytes.NewReader(object))

@@ -191,7 +191,7 @@ func (s *supervisor) classify(c *call) (class Class, path string, ok bool) {
 	return Class{name, "-"}, "", true
 }
 
-// place is where a path leads to, roughly.
+// place returns what kind of place a path leads to.
 func (s *supervisor) place(path string) string {
 	for _, p := range []struct{ prefix, place string }{
 		{s.dir, "run directory"}, {"/sys/fs/cgroup", "cgroup"}, {"/proc", "proc"}, {"/sys", "sys"}, {"/dev", "dev"},

@@ -66,7 +66,7 @@ func Parse(doctor []byte, mode string) (*Machine, error) {
 
 var mu sync.Mutex // tests run side by side, and all write one file
 
-// Check compares what was found on a machine with the record, and lists what differs; nil where that is nothing. A
+// Check compares what was found on a machine with the record, and lists what differs; nil if nothing does. A
 // machine of a kind that the record does not have is ErrUnknown. With TARE_KERNELS=update it writes instead.
 func Check(found *Machine) (differs []string, err error) {
 	mu.Lock()

@@ -668,7 +668,7 @@ func (w *watched) agrees(t *testing.T, c *Cluster, node string) {
 		open := 0
 		for _, key := range slices.Sorted(maps.Keys(containers)) {
 			if !long.Enabled() && !strings.Contains(key, "namespace=shop,") {
-				continue // few samples, of which none may be late where a container works in bursts, as the agent does
+				continue // of few samples, one that is late would matter if a container works in bursts, as the agent does
 			}
 			x := &compared{t, w, source, key, zero}
 			inside := slices.DeleteFunc(containers[key], func(u usage) bool {
@@ -716,7 +716,8 @@ func (x *compared) around(u usage) (first, last int) {
 	return index(u.at.Add(-late)) - 1, index(u.at.Add(x.s.grain))
 }
 
-// cpu is what the container had used at the time of a sample by the agent: at least, likely, at most, in seconds.
+// cpu returns what the container had used, according to the agent, at the time of a sample of the kubelet: the least,
+// the likely and the most, in seconds.
 func (x *compared) cpu(u usage) (lo, mid, hi float64) {
 	first, last := x.around(u)
 	lo, hi = x.w.readings[first].metrics[cpuMetric][x.key], x.w.readings[last].metrics[cpuMetric][x.key]
@@ -733,7 +734,8 @@ func (x *compared) cpu(u usage) (lo, mid, hi float64) {
 // memoryEvery is how old what the agent says of memory may be, with some time for a scrape.
 const memoryEvery = 11 * time.Second
 
-// sets are the working sets that the agent said between two times, in seconds since it started: the least and the most.
+// sets returns the smallest and the largest working set that the agent reported between two times, in seconds since it
+// started.
 func (x *compared) sets(from, to float64) (lo, hi float64) {
 	lo, hi = math.Inf(1), 0
 	for _, r := range x.w.readings {
@@ -745,8 +747,9 @@ func (x *compared) sets(from, to float64) (lo, hi float64) {
 	return lo, hi
 }
 
-// memory is by how much the working set of the kubelet's samples differs from what the agent says around their times,
-// at most, and by how much the agent's figures differ among each other. samples is how many samples were compared.
+// memory compares working sets. off is how far the kubelet's samples are at most outside the range of the agent's
+// figures around their times, and moved how far the agent's largest figure is above its smallest; both are fractions.
+// samples is how many samples were compared.
 func (x *compared) memory(all []usage) (off, moved float64, samples int) {
 	end := x.w.readings[len(x.w.readings)-1].at
 	for _, u := range all {

@@ -296,7 +296,7 @@ func (c *crowd) answer(w http.ResponseWriter, r *http.Request, node int) {
 	}
 	at, err := time.Parse(time.RFC3339Nano, r.FormValue("at"))
 	d, err2 := time.ParseDuration(r.FormValue("for"))
-	if err != nil || err2 != nil || time.Until(at) < 0 { // as the real one
+	if err != nil || err2 != nil || time.Until(at) < 0 { // a real agent refuses these too
 		http.Error(w, "wrong", http.StatusBadRequest)
 		return
 	}

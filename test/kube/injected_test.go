@@ -123,7 +123,7 @@ spec:
 
 var bundle = regexp.MustCompile(`caBundle: (\S+)`)
 
-// must is Apply and Kubectl of the cluster, which fail the test with their errors.
+// must returns the cluster's Apply and Kubectl as functions that fail the test on an error.
 func (c *Cluster) must(t *testing.T) (apply func(manifest string), kubectl func(args ...string) string) {
 	apply = func(manifest string) {
 		t.Helper()

@@ -61,7 +61,7 @@ func newGenerator(seed uint64) *generator {
 
 func pick[T any](r *rand.Rand, of []T) T { return of[r.IntN(len(of))] }
 
-// some is up to n of what there is to pick from, often none.
+// some picks up to n elements of a list, often none.
 func some[T any](r *rand.Rand, n int, of []T) (out []T) {
 	for range max(0, r.IntN(n+3)-2) {
 		out = append(out, pick(r, of))

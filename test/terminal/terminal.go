@@ -64,7 +64,7 @@ func (m *Terminal) Coloured() bool {
 	return regexp.MustCompile(`\x1b\[[0-9;]*\b[39][0-7]m`).MatchString(m.Do("capture-pane", "-p", "-e"))
 }
 
-// Is gives a variable of tmux, as tmux(1) lists them.
+// Is returns the value of a variable of tmux; tmux(1) lists them.
 func (m *Terminal) Is(variable string) string {
 	return strings.TrimSpace(m.Do("display-message", "-p", "#{"+variable+"}"))
 }

@@ -213,7 +213,7 @@ func checkShares(t *testing.T, r Result) {
 			held := map[string]bool{}
 			for _, s := range p.Shares {
 				if s.Cgroup != nil && s.Method == ledger.Sampled {
-					// Of the last 40 connections or fewer, the last but two was of b, as was every fourth before it.
+					// Counted back from the last of n connections, the third was of b, and every fourth before that.
 					n := float64(*p.RunCount)
 					b := math.Floor((n + 1) / 4)
 					truth := map[string]float64{"/split/a": n - b, "/split/b": b}[*s.Cgroup] / n * *p.RunSeconds
@@ -231,10 +231,11 @@ func checkShares(t *testing.T, r Result) {
 	}
 }
 
-// The quickstart finds that the data plane costs something. The rate is one that an emulated processor holds, the gates
-// are open wide and the windows longer than the quickstart's own, because such a processor is late in everything, and
-// stands still for a second at a time while others have the machine; how large the cost comes out means nothing. One
-// processor is enough: two that are emulated have stood still in it, each waiting for the other.
+// TestQuickstart: the quickstart finds that the data plane costs something; how much means nothing here. The rate is
+// one that an emulated processor can hold, the gates are wide open and the windows longer than the quickstart's own,
+// because such a processor is late in everything, and stands still for a second at a time while others have the
+// machine. The machine has one processor: of two emulated ones, each has been seen to stand still in this test, waiting
+// for the other.
 func TestQuickstart(t *testing.T) {
 	long.Test(t, "2 min: two blocks of trials on an emulated machine, which stands still for seconds")
 	t.Parallel()

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A machine whose kernel complains all the time that a processor is stuck has hung, though its console grows.
+// TestHang: a machine whose kernel complains again and again that a processor is stuck has hung, though its console
+// grows.
 func TestHang(t *testing.T) {
 	const complaint = "[  437.012895] watchdog: BUG: soft lockup - CPU#1 stuck for 279s! [test:8166]\n"
 	for _, c := range []struct {

@@ -11,9 +11,9 @@ import (
 	"tare/test/long"
 )
 
-// An agent and a coordinator run a trial of a tracer on an older kernel with control groups v2 alone, and every event
-// is counted there. Local nodes need pairs of virtual interfaces, which this kernel has as a module that is not here:
-// that is said with its hint.
+// TestNodes: an agent and a coordinator run a trial of a tracer on an older kernel with control groups v2 alone, and
+// every event is counted there. Local nodes need pairs of virtual interfaces, which this kernel has only as a module
+// that the machine lacks: tare says so, with a hint.
 func TestNodes(t *testing.T) {
 	long.Test(t, "3 min: trials of a node on an emulated machine, which stands still for seconds")
 	t.Parallel()

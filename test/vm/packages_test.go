@@ -55,11 +55,11 @@ var furtherPackages = []kernelPackages{
 	{"grace", 1, "preempt=full", []string{"./internal/lib/bpf"}},
 }
 
-// The tests of those packages run again inside, where the kernel is older and control groups are v2. They run as `go
-// test -short`: what only a real processor can show is skipped there, as is what depends on nothing of the kernel
-// (guest.KernelFree), and what takes an emulated one long is done less often. The packages of a part run one after the
-// other: to compile each by itself and to boot takes longer than most tests. TARE_VM_PACKAGES chooses some: a part of
-// their paths, such as store/value.
+// TestPackages runs the tests of furtherPackages again in virtual machines, where the kernel is older and control
+// groups are v2. They run as `go test -short`, which skips what only a real processor can show and what depends on
+// nothing of the kernel (guest.KernelFree), and repeats less often what takes an emulated processor long. The packages
+// of a part share a machine, one after the other, because compiling each by itself and booting takes longer than most
+// tests. TARE_VM_PACKAGES chooses packages by a part of their paths, such as store/value.
 func TestPackages(t *testing.T) {
 	long.Test(t, "9 min: windows, the data plane, tracers and stores on an emulated machine")
 	t.Parallel() // beside the other machines

@@ -90,7 +90,7 @@ func add(scores map[string]*score, s *analysis.Summary) []string {
 	apart := []string{}
 	for _, e := range s.Estimates {
 		if e.Arm != record.AA || e.Difference == nil || e.Value == 0 && e.Difference.Value == 0 {
-			continue // what is always 0, such as the maps of no subject, cannot be called different
+			continue // a metric that is always 0, such as the map bytes of an arm without a subject, cannot be called different
 		}
 		c := scores[e.Metric]
 		if c == nil {

@@ -4,9 +4,9 @@
 //	go run ./test/bench/fuzz [-each 10m] [-slice 2m] [-for 1h] [-at 2] [-only REGEXP] [-state FILE]
 //	go run ./test/bench/fuzz -table
 //
-// It goes on with those that have searched least. CPU time counts, because other work takes time from a search. What
-// they find is where 'go test -fuzz' puts it, in the package's testdata/fuzz, and is an input of every test from then
-// on; the inputs that reached new code are in Go's build cache.
+// It always continues with the tests that have searched least, in CPU time, because other work slows a search down.
+// What they find is where 'go test -fuzz' puts it, in the package's testdata/fuzz, and is an input of every test from
+// then on; the inputs that reached new code are in Go's build cache.
 package main
 
 import (

@@ -259,7 +259,7 @@ func (o *outcome) twins(s *analysis.Summary) {
 	different, compared := 0.0, 0.0
 	for _, e := range s.Estimates {
 		if e.Arm != record.AA || e.Difference == nil || e.Difference.Lo == nil || e.Value == 0 && e.Difference.Value == 0 {
-			continue // what is always 0, such as the maps of no subject, cannot be called different
+			continue // a metric that is always 0, such as the map bytes of an arm without a subject, cannot be called different
 		}
 		compared++
 		if e.Difference.Resolved {
@@ -293,7 +293,7 @@ func calibrate(fault string, held func(code int) bool) func(*repetition) ([]outc
 	}
 }
 
-// budget weighs a machine, of which a process that it starts uses the given share.
+// budget weighs the machine while a process that it starts uses the given share of it.
 func budget(share float64) func(*repetition) ([]outcome, error) {
 	return func(r *repetition) ([]outcome, error) {
 		if share > 0 {
@@ -305,7 +305,7 @@ func budget(share float64) func(*repetition) ([]outcome, error) {
 				cancel()
 				return nil, fmt.Errorf("starting a load: %w", err)
 			}
-			defer func() { cancel(); _ = burn.Wait() }() // by the signal
+			defer func() { cancel(); _ = burn.Wait() }() // SIGTERM ended it
 			time.Sleep(500 * time.Millisecond)           // until it burns
 		}
 		out, err := r.command(nil, "weigh", "--for", "3s", "--json")

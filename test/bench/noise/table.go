@@ -37,7 +37,8 @@ func printTable(w io.Writer, found []outcome, anyOf bool) error {
 	return nil
 }
 
-// cell is how often the promise held, and the figures of those repetitions: the median, and the smallest and largest.
+// cell says how often the promise held, and gives the figures of those repetitions: the median, and the smallest and
+// largest.
 func cell(k kind, found []outcome) string {
 	if len(found) == 0 {
 		return "-"
@@ -68,7 +69,7 @@ func cell(k kind, found []outcome) string {
 	return strings.Join(append(parts, "stolen "+spread(stolen, "%")), "; ")
 }
 
-// spread is the median with the smallest and largest, or one value where all are the same.
+// spread returns the median with the smallest and largest value as text, or one value if all are the same.
 func spread(values []float64, unit string) string {
 	values = slices.Sorted(slices.Values(values))
 	n := len(values)

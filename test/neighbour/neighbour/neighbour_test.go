@@ -57,10 +57,10 @@ func TestOptionsOutOfRange(t *testing.T) {
 	}
 }
 
-// TestTakesItsPart: what the log says was held is what the kernel charged to the neighbour, on every CPU. Time in which
-// this machine's own CPUs stood still lies within bursts, but is charged to nobody; so does time in which another
-// real-time task had the CPU, beside a second neighbour for instance. The kernel counts how long a thread that could
-// have run waited, and that is what the plan may lack.
+// TestTakesItsPart: the time in the log's bursts is the CPU time that the kernel charged to the neighbour, and on every
+// CPU it is what was planned. Two things may come between: the hypervisor takes the CPU away during a burst (stolen),
+// or another real-time task has it, such as a second neighbour's (waited). Neither is charged to the neighbour, and the
+// kernel counts both.
 func TestTakesItsPart(t *testing.T) {
 	const part, whole = 0.5, 5 * time.Second
 	cpus, before := machine(t)

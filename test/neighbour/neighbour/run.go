@@ -229,8 +229,8 @@ func setFIFO() error {
 
 // bursts follows the plan. It calls nothing that could enter Go's scheduler, which would have it wait for threads of
 // ordinary priority: RawSyscall does not, and without a check of the stack (nosplit) there is no other point to stop
-// at. A burst that is due while the CPU itself is taken away is the shorter for it, or left out: the plan's times
-// stand, by the clock.
+// at. The times of the plan do not move: a burst that is due while the hypervisor has the CPU is shorter for it, or is
+// left out.
 //
 //go:nosplit
 func (t *thread) bursts() {
