@@ -419,7 +419,7 @@ func TestUsageBounds(t *testing.T) {
 		}
 		return u
 	}
-	const truth = 0.1 // of 400 ms
+	const truth = 0.1 // seconds of CPU time in 400 ms
 	for _, c := range []struct {
 		name   string
 		u      usage

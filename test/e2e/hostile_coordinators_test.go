@@ -112,7 +112,7 @@ var coordinatorAttacks = []coordinatorAttack{
 					if err != nil {
 						return err
 					}
-				case <-time.After(500 * time.Millisecond): // it does not read, because it cannot answer
+				case <-time.After(500 * time.Millisecond): // the agent has stopped reading, because its answers are not read
 					return nil
 				}
 			}
@@ -219,7 +219,7 @@ var coordinatorAttacks = []coordinatorAttack{
 			}
 		}
 		_, err := s.until(func(m said) bool { return m.Prepared != nil && m.Prepared.ID == 5 })
-		return err // it hangs up, and the trial is taken down
+		return err // the coordinator hangs up, and the agent must take the trial down
 	}},
 	{name: "a begin that cannot be", says: "announced a start that cannot be", stream: func(s attackStream) error {
 		if err := s.prepare(1, modest, ""); err != nil {
@@ -367,7 +367,7 @@ func (h *hostCoordinator) serve(t *testing.T) grpc.StreamHandler {
 			t.Errorf("%s: %v", a.name, err)
 		}
 		switch status.Code(err) {
-		case codes.Unavailable, codes.FailedPrecondition, codes.PermissionDenied: // it is what the attack ends with
+		case codes.Unavailable, codes.FailedPrecondition, codes.PermissionDenied: // the attack chose how to end
 			return err
 		}
 		return status.Error(codes.Unavailable, "over")

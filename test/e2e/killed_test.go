@@ -114,7 +114,7 @@ func momentOf(victim string, random *rand.Rand) time.Duration {
 	switch {
 	case victim == "tare":
 		most = 8 * time.Second
-	case victim == "runtime": // one command of it
+	case victim == "runtime": // the process of one command, which ends soon
 		most = 60 * time.Millisecond
 	case random.IntN(2) == 0:
 		most = 100 * time.Millisecond

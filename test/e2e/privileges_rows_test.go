@@ -284,7 +284,7 @@ func microvmShows(t *testing.T, a actor) []string {
 func microvmRights() rightsTest {
 	const where = "/run/tare-microvm"
 	var bundle, id string
-	var machine []string // flags
+	var machine []string // flags of tare microvm
 	do := func(t *testing.T, a actor, args ...string) string {
 		t.Helper()
 		// The container inherits the runtime's output, and a pipe would stay open for as long as the container lives.

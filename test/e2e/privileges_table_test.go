@@ -938,7 +938,7 @@ func busyProgram(t *testing.T) uint32 {
 // needsFullRings skips a test unless the rings of two samplers are more than a user may have without CAP_IPC_LOCK.
 func needsFullRings(t *testing.T) {
 	t.Helper()
-	const each = 260 // KiB for each CPU; machines with many have smaller ones
+	const each = 260 // KiB of a ring for each CPU; with more than 64 CPUs rings are smaller
 	if may := kernelSetting(t, "perf_event_mlock_kb"); may >= 2*each || runtime.NumCPU() > 64 {
 		t.Skipf("needs kernel.perf_event_mlock_kb below %d, and at most 64 CPUs", 2*each)
 	}

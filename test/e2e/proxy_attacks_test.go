@@ -271,13 +271,13 @@ var proxyAttacks = []proxyAttack{
 		says := encodedText(wants(resource.EndpointType, "x"))
 		world := encodedText(wantsWorld(resource.ClusterType, "*", "x"))
 		cc := s.grpc(nil)
-		all := slices.Repeat([]func(){func() { // all on one connection
+		all := slices.Repeat([]func(){func() { // sixteen streams on one connection
 			x := s.speak(cc, deltaMethod)
 			go x.drain()
 			for x.text(says) {
 			}
 		}}, 16)
-		all = append(all, slices.Repeat([]func(){func() { // and each on its own
+		all = append(all, slices.Repeat([]func(){func() { // and ten streams, each on a connection of its own
 			x := s.stream(worldMethod)
 			go x.drain()
 			for x.text(world) {
@@ -460,7 +460,7 @@ var proxyAttacks = []proxyAttack{
 				_ = w.call(1, deltaMethod, more...)
 			}
 		}
-		w, ok := s.wire() // and some that never end
+		w, ok := s.wire() // and headers that never end
 		if !ok {
 			return
 		}

@@ -28,7 +28,7 @@ func TestWeighManySandboxes(t *testing.T) {
 	}
 	root := func(name string) string {
 		dir := filepath.Join(t.TempDir(), name)
-		t.Cleanup(func() { // of runsc, which keeps a network namespace mounted there
+		t.Cleanup(func() { // runsc keeps a network namespace mounted there
 			_ = unix.Unmount(filepath.Join(dir, "null-netns"), unix.MNT_DETACH)
 		})
 		return dir

@@ -261,7 +261,7 @@ func TestTryKilled(t *testing.T) {
 	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // with its pins
+	t.Cleanup(func() { // this also removes the pin
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}

@@ -205,7 +205,7 @@ func TestMapBytesAreThoseOfBpftool(t *testing.T) {
 	compared := 0
 	for _, s := range shown {
 		if strings.HasPrefix(s.Name, "libbpf_") || strings.HasPrefix(s.Name, "pid_iter") {
-			continue // of bpftool itself
+			continue // a map of bpftool itself
 		}
 		bytes, ok := ledgered[s.ID]
 		if !ok {

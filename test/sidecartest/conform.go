@@ -206,7 +206,7 @@ func protocols(t *testing.T, g sidecar.Guest) {
 		t.Run(protocol, func(t *testing.T) {
 			set := param.Values{"protocol": protocol}
 			if err := g.Check(Part(g, set).Options); err != nil {
-				if !strings.Contains(err.Error(), protocol) { // it does not carry that, and must say so
+				if !strings.Contains(err.Error(), protocol) { // proxies that do not carry the protocol must say so
 					t.Error(err)
 				}
 				return
@@ -437,7 +437,7 @@ func alike(t *testing.T, at string, cert tls.Certificate) {
 			t.Fatal(err)
 		}
 		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond)) // not a deadline: tickets may come
-		_, _ = c.Read(make([]byte, 1))                               // of tickets, if there were any
+		_, _ = c.Read(make([]byte, 1))                               // session tickets, if the proxy sends any
 		s := c.ConnectionState()
 		_ = c.Close()
 		if s.Version != tls.VersionTLS13 || s.CipherSuite != tls.TLS_AES_128_GCM_SHA256 || s.CurveID != tls.X25519 ||
@@ -458,7 +458,7 @@ func alike(t *testing.T, at string, cert tls.Certificate) {
 func rules(t *testing.T, g sidecar.Guest, o Options) {
 	set := param.Values{"rules": "60"}
 	if err := g.Check(Part(g, set).Options); err != nil {
-		if !strings.Contains(err.Error(), "rules") { // it has none, and must say so
+		if !strings.Contains(err.Error(), "rules") { // proxies without access rules must say so
 			t.Error(err)
 		}
 		return

@@ -52,7 +52,7 @@ func redirected(t *testing.T, g sidecar.Guest, o Options) {
 				if r, ok := g.Proxy.(sidecar.Redirectable); !ok || r.Takes(c.way) == nil {
 					t.Fatal(err)
 				}
-				return // it said so
+				return // these proxies cannot take connections in this way, as both errors say
 			}
 			temporary(t)
 			x := NewTrial(t, nil)

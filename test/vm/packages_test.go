@@ -211,7 +211,7 @@ func repeat(t *testing.T, output string) {
 			said := tests[name].output.String()
 			if _, why, is := strings.Cut(said, ": "+long.Reason); is && tests[name].verdict == "skip" {
 				why, _, _ = strings.Cut(why, "\n")
-				t.Skip(long.Reason + why) // as it stands, which test/closing counts
+				t.Skip(long.Reason + why) // unchanged, because test/closing counts tests by this text
 			}
 			t.Logf("%.1f s in the machine", tests[name].seconds)
 			switch tests[name].verdict {

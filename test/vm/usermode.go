@@ -65,7 +65,7 @@ func userMode(ctx context.Context, o Options, dir, initramfs string) (*exec.Cmd,
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, fmt.Errorf("making the machine's files: %w", err)
 	}
-	context.AfterFunc(ctx, func() { _ = errors.Join(console.Close(), port.Close()) }) // it is done by then
+	context.AfterFunc(ctx, func() { _ = errors.Join(console.Close(), port.Close()) }) // the kernel ends by then
 	cmd := exec.CommandContext(ctx, program, "mem="+strconv.Itoa(o.MemoryMiB)+"M", "initrd="+initramfs, "uml_dir="+dir,
 		"con=null", "con0=null,fd:2", "ssl=null", "ssl1=null,fd:1",
 		"panic=-1", "loglevel=4", o.params())
