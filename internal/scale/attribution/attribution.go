@@ -19,14 +19,14 @@ import (
 const (
 	// Confidence of every interval of this package.
 	Confidence = 0.95
-	// MinSamples is the smallest number of samples by which a program's time is split. With fewer, the relative standard
-	// error of a share of one half exceeds 20 %.
+	// MinSamples is the minimum number of samples for splitting a program's time. With fewer, the relative standard error
+	// of a share of one half exceeds 20 %.
 	MinSamples = 25
 	// MinShare is how many samples a place needs for a separate share; places with fewer are reported together.
 	MinShare = 5
 )
 
-// Idle stands in for the group of a sample of an interrupt on an idle CPU, where no group's task is running.
+// Idle replaces the group in samples of interrupts on an idle CPU, where no group's task is running.
 const Idle = "(idle)"
 
 // Place is where a sample saw a program: the group of the task on the CPU, and the context that the program itself ran
@@ -38,9 +38,9 @@ type Place struct {
 
 // Evidence is what is known about one program in one window.
 type Evidence struct {
-	RunNs   uint64        // its run time by the kernel's statistics, nanoseconds
+	RunNs   uint64        // run time according to the kernel's statistics, nanoseconds
 	Samples map[Place]int // how many samples saw it in each place
-	Sole    *Place        // the only place where it can have run, from how it is attached; nil if there may be others
+	Sole    *Place        // the only place where its attachments allow it to run; nil if there may be others
 
 	// Hz is the number of samples per second on each CPU, and Seconds the duration of sampling; notes use them to suggest
 	// a sufficient rate or window. Hz is 0 if no samples were taken, or if no clock triggered them.
@@ -116,7 +116,7 @@ const (
 	// enough is the number of samples that a hint aims for: a Poisson count with this mean is below MinSamples in 1 of
 	// 100 windows.
 	enough = 38
-	// fastest is the highest rate that a hint suggests: ten times the default.
+	// fastest is the highest rate, in Hz, that a hint suggests: ten times the default.
 	fastest = 4999
 	// longest is the longest window that a hint suggests, in seconds.
 	longest = 3600

@@ -15,7 +15,7 @@ type Run struct {
 
 // Frame is what is known about one frame of a kernel call chain.
 type Frame struct {
-	Program int            // index of the BPF program whose text it is; -1 for anything else
+	Program int            // index of the BPF program whose machine code the frame is in; -1 for anything else
 	Entry   ledger.Context // Softirq or Hardirq if the frame is the kernel's entry into that context, else empty
 }
 

@@ -300,7 +300,7 @@ func (f rulesFile) list(list *ast.SequenceNode) (rules []Rule, err error) {
 
 type rulesFile struct {
 	document.File
-	selectors []string // that its rules may use
+	selectors []string // the selectors that its rules may use
 }
 
 // rules parses an element of the list. It is one rule, or several if a selector has a list of patterns.

@@ -25,8 +25,8 @@ func Profiles() []string {
 	return lists.Map(entries, func(e fs.DirEntry) string { return strings.TrimSuffix(e.Name(), profileSuffix) })
 }
 
-// Profile returns the rules of a profile. They must come after user-written rules, which then apply first. The error
-// for an unknown name includes where it is from, such as a flag.
+// Profile returns the rules of a profile. They must come after user-written rules, which then apply first. where is the
+// source of the name, such as a flag, for the error about an unknown name.
 func Profile(name, where string) ([]Rule, error) {
 	file := path.Join(profileDir, name+profileSuffix)
 	data, err := profiles.ReadFile(file)

@@ -129,8 +129,8 @@ func (r *Rule) name() string {
 
 // matchesGroup reports whether the rule selects this group itself, and not only a group above it. A rule with cgroup=
 // selects the group at that path, and a rule with names selects the topmost groups that have them. A rule with comm=
-// requires at least one process in the group or below it, all of that name; processes is their tally. over is the name
-// of the group above.
+// requires that at least one process is in the group or below it, and that all such processes have that name; processes
+// counts them. over is the name of the group above.
 func (r *Rule) matchesGroup(g *ledger.Cgroup, over *ledger.Name, processes tally) bool {
 	switch {
 	case r.Comm != "" && (g.Vanished || processes.named == 0 || processes.named < processes.all):
@@ -151,8 +151,8 @@ func (r *Rule) IsContainer(name string) bool {
 	return r.Container != "" && matchKnown(r.Container, name)
 }
 
-// holds reports whether the rule charges the programs and maps that a process with that name holds. It is false for a
-// rule that also selects groups: such a rule charges what belongs to the groups.
+// holds reports whether the rule charges the programs and maps that a process with the given name holds. It is false
+// for a rule that also selects groups: such a rule charges what belongs to the groups.
 func (r *Rule) holds(comm string) bool {
 	return r.Comm != "" && r.Cgroup == "" && !r.byName() && matchName(r.Comm, comm)
 }

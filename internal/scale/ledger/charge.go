@@ -346,7 +346,7 @@ func (s *settlement) findWorkloads() {
 	}
 }
 
-// has reports whether there is a workload of that name.
+// has reports whether there is a workload with the given name.
 func (s *settlement) has(name string) bool {
 	_, found := slices.BinarySearch(s.names, name)
 	return found

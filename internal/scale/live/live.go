@@ -31,8 +31,8 @@ type Scale struct {
 	skipped int       // number of cycles without statistics
 }
 
-// Duty is when the kernel's run statistics are on: for On in each Every, at a random time, so that periodic events are
-// neither always missed nor always seen. The zero value means always.
+// Duty says when the kernel's run statistics are on: for the duration On in each cycle of length Every, from a random
+// time on, so that periodic events are neither always missed nor always seen. The zero value means always.
 type Duty struct{ On, Every time.Duration }
 
 // Factor returns the total time divided by the time with statistics.
@@ -43,10 +43,10 @@ func (d Duty) Factor() float64 {
 	return float64(d.Every) / float64(d.On)
 }
 
-// next returns when the next cycle begins, and when statistics are switched on in it. It is given when the current
-// cycle began and when statistics were last switched on. All times of the cycle are equally likely, including the last
-// ones, from which statistics stay on into the following cycle. If some times were excluded, what happens once per
-// cycle, such as a job every minute, would be seen too often or too seldom.
+// next returns when the next cycle begins, and when statistics are switched on in it. The current cycle began at cycle,
+// and statistics were last switched on at since; draw returns a random duration below its argument. All times of the
+// cycle are equally likely, including the last ones, from which statistics stay on into the following cycle. If some
+// times were excluded, what happens once per cycle, such as a job every minute, would be seen too often or too seldom.
 //
 // A process that was stopped for longer than a cycle skips cycles. Cycles during which statistics stayed on do not
 // count as skipped.

@@ -41,8 +41,8 @@ func (m *Meter) lookUp(addrs []uint64) (map[uint64]ledger.Context, error) {
 	return m.entries, nil
 }
 
-// initialNamespace reports whether this process is in the machine's initial namespace of that kind. It also returns
-// true if that is unknown.
+// initialNamespace reports whether this process is in the machine's initial namespace of the given kind, which has the
+// given inode number. It also returns true if that is unknown.
 func initialNamespace(kind string, inode uint64) bool {
 	var st unix.Stat_t
 	return unix.Stat("/proc/self/ns/"+kind, &st) != nil || st.Ino == inode

@@ -46,8 +46,8 @@ type Options struct {
 	// ledger omits them and has a warning. Samples and the witness may be missing in either case if the machine lacks the
 	// feature.
 	Whole bool
-	// Sandboxes reads an edge just before each of a window's; nil: nothing does. The window's edge is later by the time
-	// that it takes, unless it is to be at a given time.
+	// Sandboxes reads the counters of sandboxes just before each edge of a window; nil: no sandboxes are read. This delays
+	// the edge, unless the edge was requested for a given time.
 	Sandboxes *Sandboxes
 	DropRing  bool // a fault that calibration must detect: see perf.Options
 	// Shared holds what several meters of a process have in common; nil if the meter shares nothing.

@@ -34,7 +34,7 @@ type Sandboxes struct {
 // sandboxEdge is the CPU time of processes at one time.
 type sandboxEdge struct {
 	at    time.Time
-	ticks uint64          // just before, in the unit of proc.Process.Start
+	ticks uint64          // a time just before the reading, in the unit of proc.Process.Start
 	used  map[task]uint64 // in ns, by all processes, and by threads in sandboxes
 }
 
@@ -51,7 +51,8 @@ const (
 	smapsMost  = 2 * time.Second
 )
 
-// sandboxSpan is by how much edges may be further apart than the window is long, or closer together, as a fraction.
+// sandboxSpan is the largest difference between the time from edge to edge and the length of the window that needs no
+// warning, as a fraction of that length.
 const sandboxSpan = 0.02
 
 // NewSandboxes returns a Sandboxes without an edge. The caller must close the result.
@@ -124,8 +125,8 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 	return nil
 }
 
-// Tick is AddTo for a window that is followed by another without a gap, whose ledger has the cost of adding to this
-// one. After an error, it finds all sandboxes anew for the next window.
+// Tick is like AddTo, but for a window that is followed by another without a gap. The next window's ledger then
+// includes the cost of adding to this one. After an error, it finds all sandboxes anew for the next window.
 func (s *Sandboxes) Tick(l *ledger.Ledger) error {
 	total, smaps := s.cost.Seconds(), s.smaps.Seconds()
 	s.cost = 0

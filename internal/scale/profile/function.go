@@ -19,7 +19,7 @@ const (
 	BPF    Kind = "bpf"
 )
 
-// LabelProgram is the label of samples with the path of the program that the process runs.
+// LabelProgram is the label that holds the path of the program that a sample's process runs.
 const LabelProgram = "program"
 
 // Function is what the CPU time of a sample is attributed to. Each sample has one, so the times of functions add up to

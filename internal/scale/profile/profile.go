@@ -25,8 +25,8 @@ import (
 // step with timers of round rates.
 const Hz = 99
 
-// Label is the label of samples with the path of their control group. LabelContext marks samples whose time is not
-// part of their group's CPU time: it is Interrupt if the kernel counts interrupts separately.
+// Label is the label that holds the path of a sample's control group. LabelContext marks samples whose time is not part
+// of their group's CPU time: it is Interrupt if the kernel counts interrupts separately.
 const (
 	Label        = "group"
 	LabelContext = "context"

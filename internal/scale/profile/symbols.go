@@ -94,8 +94,8 @@ func (f *Files) Find(p *Process, m *Mapping) (buildID string) {
 	return o.buildID
 }
 
-// now returns a process as it is now; nil if it has ended. It reads a process once while it is asked for no other: a
-// process may have mapped many files, and have a long list of mappings.
+// now returns a process as it is now; nil if it has ended. Consecutive calls for the same process read it once: it may
+// have mapped many files, and have a long list of mappings.
 func (f *Files) now(pid int) *Process {
 	if pid != f.pid {
 		f.pid = pid

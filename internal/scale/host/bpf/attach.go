@@ -22,10 +22,10 @@ import (
 //
 // The kernel does not list attachments to sockets (SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF), routes (lwt_*), and
 // hardware and software counters (by ioctl), nor programs in iptables' xt_bpf and in struct_ops maps without a link.
-// Tare does not search LIRC devices and LSM hooks of cgroups.
+// Tare does not search LIRC devices or LSM hooks of cgroups.
 
-// programsOn returns what is attached to a target (a descriptor of a cgroup, network namespace or map, or the index of
-// an interface) at one hook. EINVAL means that this kernel does not have the hook, or does not list it.
+// programsOn returns the ids of the programs attached to a target (a descriptor of a cgroup, network namespace or map,
+// or the index of an interface) at one hook. EINVAL means that this kernel does not have the hook, or does not list it.
 func programsOn(target int, attachType uint32) ([]uint32, error) {
 	var ids [64]uint32 // the kernel allows 64 programs at one hook
 	attr := struct {

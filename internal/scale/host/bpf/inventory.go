@@ -51,7 +51,7 @@ type Inventory struct {
 	mounts      cgroupMounts
 	charged     bool // the kernel charges BPF memory to control groups
 
-	known    map[Key]*Program // every program since the last snapshot
+	known    map[Key]*Program // every program seen since the last snapshot
 	names    map[Key]string   // full names of programs whose name the kernel truncates
 	warnings []Warning        // of the snapshot being taken
 
@@ -243,7 +243,7 @@ func (v *Inventory) ReadCounters() ([]Program, error) {
 // readMaps opens every map once. This exposes a kernel bug that affects every reader by id, including bpftool: a
 // program array that is opened in the instant between its creator's last close and the work that clears it
 // (prog_array_map_clear) is never freed. Observed on 6.1 and 6.18, only if program arrays are created and closed in a
-// loop. A descriptor is the only way to a map's size.
+// loop. A map's size can be read only through a descriptor.
 func (v *Inventory) readMaps() ([]Map, error) {
 	var out []Map
 	err := v.eachObject("map", cmdMapGetNextID, cmdMapGetFDByID, openReadOnly, func(_ uint32, fd int) error {

@@ -38,7 +38,7 @@ type Iterators struct {
 	mapsErr  error
 	files    *iterator // nil: holders are read from /proc; filesErr says why
 	filesErr error
-	shared   *ebpf.Map // samples and operations, for files
+	shared   *ebpf.Map // state of the files program: sample descriptors, and the file operations learned from them
 }
 
 // load loads whichever of the two programs work here, unless that has been done. types are the kernel's; nil: load

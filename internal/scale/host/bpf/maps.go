@@ -51,8 +51,8 @@ const (
 	BytesChargedPages BytesMethod = "charged-pages"
 )
 
-// maxInner is how many entries of a map of maps are read. A service mesh has thousands of inner maps at most; a map
-// with a million entries would take a second to walk.
+// maxInner is the maximum number of entries read of a map of maps. A service mesh has thousands of inner maps at most;
+// a map with a million entries would take a second to walk.
 const maxInner = 16384
 
 // maxInnerTime limits the time for which a map of maps is read: before Linux 6.8 each look-up in a map of maps waits

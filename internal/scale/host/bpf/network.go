@@ -146,8 +146,8 @@ func (v *Inventory) attachmentsElsewhere(types map[uint32]bool, program map[uint
 }
 
 // eachNamespace calls visit for each network namespace, with a descriptor of the namespace, on a thread that has
-// entered it. It visits at most maxNamespaces, and starts no visit after the given time. It returns the first error of
-// a visit, and an error about the namespaces that were left out.
+// entered it. It visits at most maxNamespaces, and starts no visit after the duration most has passed. It returns the
+// first error of a visit, and an error about the namespaces that were left out.
 func eachNamespace(list []namespace, most time.Duration, visit func(n namespace, fd int) error) error {
 	var errs []error
 	var left error

@@ -42,8 +42,8 @@ func PinsSince(since time.Time) (paths []string, err error) {
 	return slices.Compact(paths), errors.Join(errs...)
 }
 
-// maxPins is the most names that are looked at in a file system: where its mode is the kernel's default, 1777, every
-// user can make directories there.
+// maxPins is the maximum number of names to look at in one file system. If its root has the kernel's default mode,
+// 1777, every user can create directories there.
 const maxPins = 100_000
 
 // gone are the errors of a directory that was removed, or replaced by a link or a file, in the meantime.

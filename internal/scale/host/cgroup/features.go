@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Mount and MountV2 are hints for a machine, or a container, without control groups or without v2.
+// Mount is the hint for a machine or container without control groups, and MountV2 for one without the v2 hierarchy.
 const (
 	Mount   = "mount them: mount -t cgroup2 none /sys/fs/cgroup" + mountInside
 	MountV2 = "mount a v2 hierarchy: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified" +

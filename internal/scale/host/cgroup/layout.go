@@ -53,7 +53,7 @@ type Hierarchy struct {
 	Controllers []string // v1: those of the hierarchy; v2: those available at the root of the mount
 	Name        string   // name of a v1 hierarchy without controllers, e.g. "systemd"
 	Mount       string   // absolute directory
-	Root        string   // identity path of the group that is mounted: "/" unless only a subtree is
+	Root        string   // identity of the mounted group: "/" unless only a subtree is mounted
 	V2          bool
 
 	// base is the root of our cgroup namespace below the mount, if the mount includes groups above the namespace; else

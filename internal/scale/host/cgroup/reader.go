@@ -51,7 +51,7 @@ type tree struct {
 	*Hierarchy
 	dir    int // descriptor of the mount
 	nodes  map[string]*node
-	inodes map[uint64]*node // the same by inode, and until the end of Refresh those that are gone
+	inodes map[uint64]*node // the same nodes by inode; until the end of Refresh also those that are gone
 	usage  bool             // CPU time of groups is read here (v1)
 	quota  bool             // their throttling is read here (v1)
 	bytes  bool             // their memory is read here

@@ -84,7 +84,7 @@ func (r *Resolver) LivePath(tid int) (string, error) {
 	return path, nil // also if its state is hidden
 }
 
-// ChargedOf is Charged for a process, with the error of Path.
+// ChargedOf is like Charged, but reads the file of a process. Its errors are those of Path.
 func (r *Resolver) ChargedOf(pid int) (Charged, error) {
 	b, err := r.content(pid)
 	if err != nil {

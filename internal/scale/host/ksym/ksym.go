@@ -115,7 +115,8 @@ func nameIn(text string) string {
 }
 
 // search resolves addresses from the text of /proc/kallsyms, which may be in any order, in one pass. Each symbol is
-// stored with the nearest address above it; afterwards each address without a symbol takes that of the address below.
+// stored with the nearest address at or above it; afterwards each address without a symbol takes that of the address
+// below.
 func search(r io.Reader, addrs []uint64) ([]string, error) {
 	type symbol struct {
 		start uint64

@@ -67,7 +67,7 @@ type Sampler struct {
 	wake    int      // eventfd that ends Wait
 	wakes   *os.File // epoll of the rings and wake
 	exact   bool     // the kernel counts what rings have no room for; otherwise lost adds up records of losses
-	lost    uint64   // samples, by records of losses
+	lost    uint64   // lost samples, according to records of losses
 	slowed  uint64   // number of throttling records: the kernel found that sampling took too long
 }
 

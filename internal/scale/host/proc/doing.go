@@ -14,9 +14,9 @@ import (
 const mostDoing = 8
 
 // Doing describes what a process and its descendants are doing, for an error about a process that does not do what it
-// should. For each it says that it runs, or else names the kernel functions in which its threads wait
-// (/proc/<pid>/task/*/wchan, which takes CAP_SYS_PTRACE for processes of others). The result is empty if nothing is
-// known. Descendants are found only with CONFIG_PROC_CHILDREN.
+// should. For each process, the result says that the process runs, or names the kernel functions in which its threads
+// wait (/proc/<pid>/task/*/wchan, which requires CAP_SYS_PTRACE for other users' processes). The result is empty if
+// nothing is known. Descendants are found only with CONFIG_PROC_CHILDREN.
 func (f FS) Doing(pid int) string {
 	var said []string
 	for todo := []int{pid}; len(todo) > 0 && len(said) < mostDoing; todo = todo[1:] {

@@ -150,7 +150,7 @@ func parseConfig(r io.Reader) map[string]string {
 // unstable, even at run time (disable_sched_clock_irqtime in kernel/sched/cputime.c). The column irq of /proc/stat then
 // stays 0, because no tick occurs during another interrupt.
 func (f FS) irqTime(config map[string]string, cmdline []string) *bool {
-	const enough = 60 // seconds of work, among which interrupts take more than a tick
+	const enough = 60 // seconds of busy time, in which interrupts take more than one tick
 	off := slices.Contains(cmdline, "tsc=noirqtime") || slices.Contains(cmdline, "irqtime=0")
 	stat, err := f.Stat()
 	switch {

@@ -193,7 +193,7 @@ type Entry struct {
 	Inode uint64
 }
 
-// Entries appends all processes to all. buffer is scratch space for the system calls.
+// Entries appends an entry for every process to all. buffer is scratch space for the system calls.
 func (f FS) Entries(all []Entry, buffer []byte) ([]Entry, error) {
 	fd, err := unix.Open(f.path("proc"), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -313,7 +313,7 @@ func (f FS) Cmdline(pid int) ([]string, error) {
 // seconds, the process had no time to run either.
 func (f FS) Getenv(pid int, name string, patience *time.Duration) (value string, has bool, err error) {
 	const most, mostUnsure, mostOfALook = time.Second, 50 * time.Millisecond, 10 * time.Millisecond
-	// sure is how long it had waited when it was last certain that the process was becoming another program.
+	// sure is the value of waited when it was last certain that the process was becoming another program.
 	var waited, sure time.Duration
 	for last := time.Now(); ; time.Sleep(time.Millisecond) {
 		b, err := f.readAtOnce(pid, "environ")

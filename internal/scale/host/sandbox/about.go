@@ -27,7 +27,8 @@ func WhoseIs(group string) Whose {
 	return Whose{ID: w.id, IDGroup: w.idPath, Pod: w.pod, PodPath: w.podPath, Place: w.place, Engine: w.engine}
 }
 
-// About is what the files of runtimes and engines say about a container, unmodified: others may have written it.
+// About is what the files of runtimes and engines say about a container. The text is unmodified and untrusted, because
+// others may have written it.
 type About struct {
 	Sandbox   string // id of the container that holds its pod open
 	IsSandbox bool   // it is that container, or the virtual machine that stands for a pod
@@ -74,7 +75,7 @@ func (p *Places) About(id, engine string) (About, *NotFound) {
 		if !r.bundle || engine != "" && r.Engine != "" && r.Engine != engine {
 			continue
 		}
-		// If an engine has directories of its own, those shared by several engines are not evidence for it.
+		// If an engine has its own directories, those shared by several engines are not evidence for it.
 		counts := !ofEngine || r.Engine == engine
 		if !p.has(r.fixed) {
 			if counts {

@@ -201,7 +201,7 @@ func (g *gathering) nameByEnd(all []*known, ends map[string][]string) {
 	}
 }
 
-// identity returns the identity of a group that state names by its directory, by its identity or in systemd's notation.
+// identity returns the identity of a group, which state gives as a directory, as an identity or in systemd's notation.
 func (g *gathering) identity(p string) string {
 	for i := range g.r.layout.Hierarchies {
 		h := &g.r.layout.Hierarchies[i]

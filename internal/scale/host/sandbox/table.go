@@ -248,7 +248,7 @@ type stateRule struct {
 	bundle bool // it is the configuration of a container, which names no process
 }
 
-// charged lists, by component, the places where all of a component must be charged.
+// charged lists, by component, the places where all parts of the component must be charged.
 type charged map[Component][]Place
 
 // row is one way in which a sandbox can be arranged. The first row that matches counts: each component in CPU and
@@ -282,7 +282,7 @@ type findingRule struct {
 	CPU          []Place
 	Memory       []Place
 	LeaderMemory []Place // places of the memory of the process that a thread belongs to
-	Any          []Place // its CPU time or its memory
+	Any          []Place // places of its CPU time or its memory
 	Left         Place   // a group of that kind holds more memory than its processes account for
 	EmptyGroups  bool
 	Alone        bool // no process that runs the application is known

@@ -28,7 +28,7 @@ func (l Look) AtEnd() bool { return l.Late >= lateByStall || 2*l.Late >= l.Stole
 
 const lateByStall = 50_000 // ns; timers of an undisturbed virtual machine were late by up to 30 us
 
-// place returns where the stall was: up to the look if it is known to have ended there, else anywhere in the interval.
+// place returns when the stall was: up to the look if it is known to have ended there, else anywhere in the interval.
 func (l Look) place() (from, to int64) {
 	if l.AtEnd() {
 		return max(l.Last, l.Now-l.Stolen), l.Now

@@ -102,7 +102,7 @@ func (w *Witness) hasJoined() bool {
 	return slices.ContainsFunc(w.events, func(e event) bool { return e.joined })
 }
 
-// spinUnwatched spins under the same conditions but without a witness.
+// spinUnwatched spins as a measurement with a witness does, but without the witness.
 func (w *Witness) spinUnwatched(steps int) (time.Duration, error) {
 	if !w.hasJoined() {
 		return spin(steps), nil

@@ -14,7 +14,7 @@ import (
 // with it.
 type Program struct {
 	spec   *ebpf.CollectionSpec // nil until it is adapted
-	places map[string]int64     // of the kernel's variables
+	places map[string]int64     // offsets of the kernel's per-CPU variables, by name
 }
 
 // fit reads the program and adapts it, unless that has been done.

@@ -57,8 +57,8 @@ type Options struct {
 	LeaderPeriod time.Duration
 	Types        *btf.Cache // the kernel's types, if already read; nil: Open reads them
 	Program      *Program   // shared with other witnesses; nil: the witness has its own
-	// NoOccupants leaves out who held the CPUs, which is most of the work: a seventh of the CPU time of an agent that is
-	// scraped every 15 s.
+	// NoOccupants leaves out who held the CPUs, which is most of the work of a witness: a seventh of the CPU time of an
+	// agent that is scraped every 15 s.
 	NoOccupants bool
 }
 
@@ -420,8 +420,8 @@ func (w *Witness) Settle(after int64) error {
 // silentAfter is the number of periods within which every CPU with a working timer gets a look.
 const silentAfter = 4
 
-// watchSilent attaches a look at CPUs that leave idle, if the timer of some CPU does not fire. Finding out takes a few
-// periods.
+// watchSilent attaches a program that looks at each CPU as it leaves idle, if the timer of some CPU does not fire.
+// Finding out takes a few periods.
 func (w *Witness) watchSilent() (err error) {
 	if w.wakes != nil {
 		return nil
