@@ -104,7 +104,7 @@ func TestKeeps(t *testing.T) {
 	}
 }
 
-// Whatever is read can be written, and is then read as the same.
+// Every assertion that parses can be formatted, and then parses as the same assertion.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"events_lost == 0", "cpu_seconds_per_request <= +10%", `a_bytes{arm=x,b="c d"} < 5.5e-3KiB`, "x{} > -3", "µ <= 3µs",

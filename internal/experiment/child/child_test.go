@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// minute is more than anything here takes, on any machine.
+// minute is longer than any step of these tests takes on any machine.
 const minute = time.Minute
 
 // start starts a shell script, and kills it at the end of the test.
@@ -51,7 +51,7 @@ var outputs = map[string]func() *Output{
 	"polled":      func() *Output { return &Output{Take: func(int, []byte) {}} },
 }
 
-// TestEnds: how a process ends by itself is said once, with its last words.
+// TestEnds: the unexpected end of a process is reported once, with the last lines of its output.
 func TestEnds(t *testing.T) {
 	for name, output := range outputs {
 		for _, k := range []struct{ script, want string }{
@@ -74,7 +74,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestEndsTheContext: a process whose end ends the context is what failed, not the context.
+// TestEndsTheContext: if the end of a process ends the context, the error is about the process, not the context.
 func TestEndsTheContext(t *testing.T) {
 	for range 20 {
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -89,7 +89,8 @@ func TestEndsTheContext(t *testing.T) {
 	}
 }
 
-// TestStop: Stop asks the group to end, kills it after its grace, and is no end by itself.
+// TestStop: Stop asks the process group to end and kills it after the grace period, and this does not count as an
+// unexpected end.
 func TestStop(t *testing.T) {
 	unexpected := func() { t.Error("it ended by itself") }
 	for name, output := range outputs {
@@ -113,7 +114,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestLinger: output that a grandchild holds open does not keep a process from having ended.
+// TestLinger: a process counts as ended even if a grandchild holds its output open.
 func TestLinger(t *testing.T) {
 	for name, output := range outputs {
 		p := start(t, `sleep 300 & echo $!; exit 0`, Options{Output: output(), Linger: 100 * time.Millisecond})
@@ -130,7 +131,7 @@ func TestLinger(t *testing.T) {
 	}
 }
 
-// TestExited: between exit and wait, the pid is still the process's own.
+// TestExited: between exit and wait, no other process can have the PID.
 func TestExited(t *testing.T) {
 	broken := errors.New("broken")
 	p := new(Process)
@@ -153,7 +154,7 @@ func TestExited(t *testing.T) {
 	}
 }
 
-// TestNotStarted: what did not start can be stopped, and leaves no descriptor open.
+// TestNotStarted: a process that did not start can be stopped, and leaves no descriptor open.
 func TestNotStarted(t *testing.T) {
 	new(Process).Stop()
 	count := func() int {
@@ -176,7 +177,7 @@ func TestNotStarted(t *testing.T) {
 	}
 }
 
-// TestPolled: all that is written is taken, piece by piece, and the ends of both streams.
+// TestPolled: Take receives all output, piece by piece, and the ends of both streams.
 func TestPolled(t *testing.T) {
 	var got [2]bytes.Buffer
 	var ends [2]int
@@ -196,7 +197,7 @@ func TestPolled(t *testing.T) {
 	}
 }
 
-// TestTail: the end of what is written is kept, however it comes, and no more.
+// TestTail: exactly the end of the output is kept, whatever the size of the writes.
 func TestTail(t *testing.T) {
 	all := strings.Repeat("0123456789abcdef", 3*tailBytes/16)
 	for _, size := range []int{1, 7, tailBytes - 1, tailBytes, tailBytes + 1, len(all)} {

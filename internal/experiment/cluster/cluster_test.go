@@ -31,7 +31,7 @@ import (
 
 const build = "1.0 (test)"
 
-// ground is a coordinator on the loopback with its authority.
+// ground is a coordinator on the loopback interface, with its certificate authority.
 type ground struct {
 	*Coordinator
 	t         *testing.T
@@ -66,7 +66,7 @@ func newGround(t *testing.T, o Options) *ground {
 	return g
 }
 
-// agent is an agent that has not joined yet.
+// agent returns an agent that has not joined yet.
 func (g *ground) agent(name string) Agent {
 	g.t.Helper()
 	c, err := g.authority.Node(name)
@@ -77,7 +77,7 @@ func (g *ground) agent(name string) Agent {
 		Patience: 10 * time.Second}
 }
 
-// join has an agent join, and gives a function that kills it, and what Join returns.
+// join lets an agent join. It returns a function that kills the agent, and a channel for the result of Join.
 func (g *ground) join(a Agent, run Runner) (kill func(), ended chan error) {
 	g.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -89,13 +89,13 @@ func (g *ground) join(a Agent, run Runner) (kill func(), ended chan error) {
 	return cancel, ended
 }
 
-// good is a trial that ends well: its record is when it began.
+// good runs a trial that succeeds; its record is the time at which it began.
 var good = goodBy(0)
 
-// trialLength is that of trials in these tests.
+// trialLength is the length of trials in these tests.
 const trialLength = 10 * time.Millisecond
 
-// goodBy is good at a node whose clock is so far ahead.
+// goodBy is like good, for a node whose clock is ahead by the given duration.
 func goodBy(ahead time.Duration) Runner {
 	return func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
 		at, err := barrier(ctx)
@@ -109,8 +109,8 @@ func goodBy(ahead time.Duration) Runner {
 	}
 }
 
-// run runs a trial on nodes, and holds what came of it against what is wanted: nothing for a record, else a part of the
-// failure.
+// run runs a trial on nodes and compares the outcomes with want, by node: an empty string stands for a record, any
+// other for a part of the failure.
 func (g *ground) run(want map[string]string) []Outcome {
 	g.t.Helper()
 	var names []string
@@ -132,7 +132,7 @@ func (g *ground) run(want map[string]string) []Outcome {
 	return outcomes
 }
 
-// TestRun: all nodes begin at the same time, each by its own clock, whose offset is found.
+// TestRun: all nodes begin at the same time, each by its own clock, whose offset the coordinator determines.
 func TestRun(t *testing.T) {
 	g := newGround(t, Options{})
 	offsets := map[string]time.Duration{"a": 0, "b": 5 * time.Second, "c": -3 * time.Hour}
@@ -169,7 +169,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestFailures: whatever becomes of one node costs its part of the trial alone, and is said.
+// TestFailures: if one node fails, only its part of the trial is lost, and the reason is reported.
 func TestFailures(t *testing.T) {
 	errDisk := errors.New("no space left on device")
 	for _, c := range []struct {
@@ -255,7 +255,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestNobody: a trial at nodes that have never joined has no begin.
+// TestNobody: a trial on nodes that have never joined does not begin.
 func TestNobody(t *testing.T) {
 	g := newGround(t, Options{})
 	outcomes := g.Run(context.Background(), []string{"x"}, Share{}, nil, 0, 0, func(int64) { t.Error("it began") })
@@ -268,7 +268,7 @@ func TestNobody(t *testing.T) {
 	}
 }
 
-// rawAgent is an agent that says what a test wants it to.
+// rawAgent connects an agent whose messages the test writes.
 func (g *ground) rawAgent(name string) grpc.ClientStream {
 	g.t.Helper()
 	config, err := g.agent(name).Credentials.client()
@@ -288,12 +288,12 @@ func (g *ground) rawAgent(name string) grpc.ClientStream {
 	return s
 }
 
-// rawCodec sends text as it is.
+// rawCodec sends text unchanged.
 type rawCodec struct{ codec }
 
 func (rawCodec) Marshal(v any) ([]byte, error) { return []byte(v.(string)), nil }
 
-// TestWrongWords: an agent that does not keep to the protocol is no agent any more, and the others are not disturbed.
+// TestWrongWords: an agent that violates the protocol is disconnected, and the others are not disturbed.
 func TestWrongWords(t *testing.T) {
 	hello := `{"hello":{"name":"b","version":"` + build + `"}}`
 	for _, c := range []struct{ name, says, want string }{
@@ -321,7 +321,7 @@ func TestWrongWords(t *testing.T) {
 			if err := g.WaitFor(context.Background(), "b", time.Minute); err != nil {
 				t.Fatal(err)
 			}
-			go func() { // the main goroutine waits for what comes of it
+			go func() { // the main goroutine waits for the result
 				for {
 					m := new(message)
 					if s.RecvMsg(m) != nil {
@@ -344,7 +344,7 @@ func TestWrongWords(t *testing.T) {
 	}
 }
 
-// TestFlood: an agent that talks without being asked is cut off, however much it says.
+// TestFlood: an agent that sends unrequested messages is disconnected, however many it sends.
 func TestFlood(t *testing.T) {
 	g := newGround(t, Options{})
 	s := g.rawAgent("b")
@@ -357,7 +357,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// drained is the error that ends a stream, after what was sent before it.
+// drained returns the error that ends a stream, after reading the messages before it.
 func drained(s grpc.ClientStream, err error) error {
 	for err == nil {
 		err = s.RecvMsg(new(message))
@@ -406,7 +406,7 @@ func TestRefused(t *testing.T) {
 	g.run(map[string]string{"a": ""})
 }
 
-// TestFalseCoordinator: an agent rejects a coordinator that has only a node's certificate.
+// TestFalseCoordinator: an agent rejects a coordinator that presents a node's certificate.
 func TestFalseCoordinator(t *testing.T) {
 	g := newGround(t, Options{})
 	false_, err := NewCoordinator(Options{Version: build, Credentials: g.agent("b").Credentials})
@@ -426,8 +426,8 @@ func TestFalseCoordinator(t *testing.T) {
 	}
 }
 
-// TestShownCertificates: a peer shows exactly one certificate, with a key on P-256. Everything else is refused for
-// that, before any signature of it is checked, on either side.
+// TestShownCertificates: a peer must present exactly one certificate, with a key on P-256. Either side refuses anything
+// else before it checks a signature.
 func TestShownCertificates(t *testing.T) {
 	authority, err := NewAuthority(time.Hour)
 	if err != nil {
@@ -535,7 +535,8 @@ func TestShownCertificates(t *testing.T) {
 	}
 }
 
-// TestStrangerBytes: a stranger may send what a handshake takes, and a visitor that is known as much as it likes.
+// TestStrangerBytes: an unauthenticated peer may send only the bytes of a handshake, and an authenticated one any
+// number.
 func TestStrangerBytes(t *testing.T) {
 	for _, known := range []bool{false, true} {
 		near, far := net.Pipe()
@@ -556,7 +557,7 @@ func TestStrangerBytes(t *testing.T) {
 	}
 }
 
-// TestGarbage: what is no agent at all does no harm.
+// TestGarbage: a connection from something other than an agent does no harm.
 func TestGarbage(t *testing.T) {
 	g := newGround(t, Options{})
 	g.join(g.agent("a"), good)
@@ -572,8 +573,8 @@ func TestGarbage(t *testing.T) {
 	g.run(map[string]string{"a": ""})
 }
 
-// TestSecondOfAName: while a node is connected, no other agent can take its name; one that comes back after its
-// connection broke waits until that is known.
+// TestSecondOfAName: while a node is connected, no other agent can take its name. An agent that comes back after its
+// connection broke waits until the coordinator has noticed that.
 func TestSecondOfAName(t *testing.T) {
 	g := newGround(t, Options{})
 	kill, ended := g.join(g.agent("a"), good)
@@ -594,7 +595,7 @@ func TestSecondOfAName(t *testing.T) {
 	g.run(map[string]string{"a": ""})
 }
 
-// TestWaitsForWhoIsThere: a node whose stream is about to end is not waited for with success.
+// TestWaitsForWhoIsThere: waiting for a node does not succeed if its stream is about to end.
 func TestWaitsForWhoIsThere(t *testing.T) {
 	g := newGround(t, Options{})
 	n := newNode()
@@ -620,8 +621,8 @@ func TestWaitsForWhoIsThere(t *testing.T) {
 	}
 }
 
-// proxy passes bytes between agents and the coordinator until it is cut: then it takes them and passes nothing on, as a
-// broken network does.
+// proxy passes bytes between agents and the coordinator until it is cut: then it still accepts bytes but passes nothing
+// on, like a broken network.
 type proxy struct {
 	address string
 	cut     chan struct{}
@@ -663,7 +664,7 @@ func newProxy(t *testing.T, to string) *proxy {
 	return p
 }
 
-// close ends all connections at once, as the end of an agent's process does.
+// close ends all connections at once, as when an agent's process ends.
 func (p *proxy) close() {
 	p.l.Close()
 	p.mu.Lock()
@@ -678,7 +679,7 @@ func (p *proxy) pass(from, to net.Conn) {
 	for {
 		n, err := from.Read(buf)
 		select {
-		case <-p.cut: // the end of a connection does not get through either
+		case <-p.cut: // the end of a connection is not passed on either
 			if err != nil {
 				return
 			}
@@ -695,8 +696,7 @@ func (p *proxy) pass(from, to net.Conn) {
 	}
 }
 
-// TestPartition: a node that cannot be heard is taken for gone, its trial for failed; the node itself takes the trial
-// down.
+// TestPartition: a node that cannot be reached counts as gone and its trial as failed; the node itself ends the trial.
 func TestPartition(t *testing.T) {
 	silence := speed.Scale(time.Second)
 	g := newGround(t, Options{Heartbeat: silence / 10, Silence: silence})
@@ -724,7 +724,7 @@ func TestPartition(t *testing.T) {
 	g.run(map[string]string{"a": "", "b": "it is not connected: it has said nothing for"})
 }
 
-// TestBye: agents end without an error when the run is over; a later one gets an error.
+// TestBye: agents end without an error when the run is over; one that joins later gets an error.
 func TestBye(t *testing.T) {
 	g := newGround(t, Options{})
 	_, ended := g.join(g.agent("a"), good)
@@ -734,7 +734,7 @@ func TestBye(t *testing.T) {
 	}
 }
 
-// TestInterrupted: when the run is interrupted the trial is taken down everywhere before Run returns.
+// TestInterrupted: if the run is interrupted, the trial has ended on all nodes before Run returns.
 func TestInterrupted(t *testing.T) {
 	g := newGround(t, Options{})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -763,7 +763,8 @@ func TestInterrupted(t *testing.T) {
 	down.Wait()
 }
 
-// TestOffset: the reading that waited least decides, and the true offset is within its bound however the ways differ.
+// TestOffset: the reading with the shortest wait decides, and the true offset is within its bound however different the
+// two directions are.
 func TestOffset(t *testing.T) {
 	const ahead = 1_000_000
 	at := func(there, answer, back int64) reading {

@@ -19,8 +19,8 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// TestMakeKeys: files that only their owner can read, of one authority, also when more nodes come later; and none is
-// written over.
+// TestMakeKeys: the key files can be read only by their owner and are all issued by one authority, even if nodes are
+// added later. No file is overwritten.
 func TestMakeKeys(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "keys")
 	wrote, err := MakeKeys(dir, []string{"a", "b"})
@@ -129,7 +129,8 @@ func fits(t *testing.T, dir, name string) {
 	}
 }
 
-// TestKeysCutOff: wherever the writing of keys was cut off, what is there fits, and the next time makes it whole.
+// TestKeysCutOff: if writing keys was interrupted at any point, the existing files match, and the next call completes
+// them.
 func TestKeysCutOff(t *testing.T) {
 	const whole = 6 // files of an authority, the coordinator and one node
 	for done := range whole + 1 {
@@ -168,7 +169,7 @@ func TestKeysCutOff(t *testing.T) {
 	}
 }
 
-// TestKeysThroughLinks: a link that somebody has put where a key is to be is not followed.
+// TestKeysThroughLinks: a symbolic link in the place of a key file is not followed.
 func TestKeysThroughLinks(t *testing.T) {
 	dir, outside := t.TempDir(), filepath.Join(t.TempDir(), "outside")
 	if _, err := MakeKeys(dir, []string{"a"}); err != nil {
@@ -220,7 +221,8 @@ func TestKeysThroughLinks(t *testing.T) {
 	}
 }
 
-// TestRenew: renewed certificates are of the same keys and last a year from now, and old and new ones go together.
+// TestRenew: renewed certificates have the same keys and are valid for a year from now, and old and new ones work
+// together.
 func TestRenew(t *testing.T) {
 	dir := t.TempDir()
 	k, err := openKeys(dir)
@@ -296,7 +298,7 @@ func TestRenew(t *testing.T) {
 	}
 }
 
-// TestExpired: neither side begins with a certificate that has ended.
+// TestExpired: neither side starts with an expired certificate.
 func TestExpired(t *testing.T) {
 	a, err := NewAuthority(-time.Minute)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"tare/test/started"
 )
 
-// script has a shell use CPU time for a second once it reads a line: itself, in a child that it waits for, in its
-// group or in another for that time. Then it says so.
+// script makes a shell, once it reads a line, use CPU time for one second: itself or in a child that it waits for, and
+// in its own group or, for that time, in another. Then it prints a line.
 const script = `go() { for d in $1; do echo $BASHPID >$d/cgroup.procs; done; }
 burn() { # a second of CPU time
 	local s until=0
@@ -34,8 +34,9 @@ away-child) (go "$AWAY"; burn) ;;
 esac
 echo done; read line`
 
-// TestClocks: CPU time that a process, or a child that has ended, used elsewhere between the edges is found, though all
-// are at home at both edges; what a child used at home is not taken for it, listed or not.
+// TestClocks: CPU time that a process, or a child that has ended, used in other groups between the edges is found, even
+// if all are in their group at both edges. What a child used in the group is not mistaken for that, whether or not it
+// is listed.
 func TestClocks(t *testing.T) {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -90,7 +91,7 @@ func TestClocks(t *testing.T) {
 			}
 			w, err := Begin(l, proc.FS{}, nil, func() ([]Member, error) {
 				listed := member()
-				if how == "late" && !told { // a child begins, and works, between the list and what is read by it
+				if how == "late" && !told { // a child starts, and works, between listing the processes and reading them
 					tell()
 					time.Sleep(600 * time.Millisecond)
 				}
@@ -121,8 +122,8 @@ func TestClocks(t *testing.T) {
 	}
 }
 
-// TestEndedElsewhere: a process that left its group and ended between the edges, and no parent waited for, is found,
-// with what it used; one that stayed is not.
+// TestEndedElsewhere: a process that left its group and ended between the edges, without a parent that waited for it,
+// is found with its CPU time. One that stayed is not.
 func TestEndedElsewhere(t *testing.T) {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -152,7 +153,7 @@ func TestEndedElsewhere(t *testing.T) {
 				[ "$HOW" = leave ] && echo $BASHPID >$AWAY/cgroup.procs
 				while read -r -a s </proc/$BASHPID/stat && ((s[13] + s[14] < 20)); do :; done; echo done) & )`) // 0.2 s
 			cmd.Env = append(os.Environ(), "HOW="+how, "AWAY="+away, "HOME_DIR="+home)
-			if said, err := cmd.Output(); err != nil || string(said) != "done\n" { // it reads until the orphan has ended
+			if said, err := cmd.Output(); err != nil || string(said) != "done\n" { // Output returns when the orphan has ended
 				t.Fatalf("%q, %v", said, err)
 			}
 			for len(cgroup.Members([]string{home, away})) > 0 {
@@ -177,7 +178,7 @@ func TestEndedElsewhere(t *testing.T) {
 	}
 }
 
-// groupIn makes a control group for the duration of the test.
+// groupIn creates a control group for the duration of the test.
 func groupIn(t *testing.T, mount, name string) (dir string) {
 	t.Helper()
 	dir = filepath.Join(mount, owned.Name("containment-"+name))

@@ -15,7 +15,7 @@ import (
 
 var simulated = flag.Int("simulated", 0, "simulated runs for each row of a table; 0: few enough for every day")
 
-// nowhere records nothing: simulated runs are many, and the disk is slow.
+// nowhere discards records, because there are many simulated runs and the disk is slow.
 type nowhere struct{ dir string }
 
 func (nowhere) Append(record.Trial) error  { return nil }
@@ -24,14 +24,14 @@ func (nowhere) UpdateRun(record.Run) error { return nil }
 func (nowhere) WriteProfile(string, []byte) error { return nil }
 func (n nowhere) Dir() string                     { return n.dir }
 
-// simulatedMachine is one whose quiet times and noisy ones follow each other at random, trial by trial.
+// simulatedMachine is a machine that is quiet or noisy at random, trial by trial.
 type simulatedMachine struct {
 	toNoise, toQuiet      float64 // chance to change after a trial
 	spoiledQuiet, spoiled float64 // chance that a trial is spoiled
 	noisy                 bool
 }
 
-// next is the noise in the value of the next trial, and whether it is spoiled.
+// next returns the noise in the value of the next trial, and whether the trial is spoiled.
 func (m *simulatedMachine) next(r *rand.Rand) (noise float64, spoiled bool) {
 	change, chance := m.toNoise, m.spoiledQuiet
 	if m.noisy {
@@ -43,8 +43,8 @@ func (m *simulatedMachine) next(r *rand.Rand) (noise float64, spoiled bool) {
 	return noise, r.Float64() < chance
 }
 
-// stall is what a subject that stalls by itself, with a chance, adds to a value, and whether it trips a gate for it:
-// the longest three of ten do, and somebody else is blamed.
+// stall returns what a stall caused by the subject itself, which occurs with the given chance, adds to a value, and
+// whether a gate trips and blames others: it does for the longest 30 % of stalls.
 func stall(r *rand.Rand, chance float64) (longer float64, spoiled bool) {
 	if r.Float64() >= chance {
 		return 0, false
@@ -53,9 +53,9 @@ func stall(r *rand.Rand, chance float64) (longer float64, spoiled bool) {
 	return 2 * s, s > -math.Log(0.3)
 }
 
-// Spoiled trials are run again, and are not any more once that is futile: neither may choose what is compared. The
-// engine runs trials whose values are made up: a difference of 1, and noise of the machine in the values of both
-// arms. Compared are three rules: no trial is run again, all are within the budget, and all until it is futile.
+// Spoiled trials are repeated until that is futile, and this must not bias the comparison. The engine runs trials with
+// simulated values: a difference of 1, and noise of the machine in the values of both arms. Three rules are compared:
+// no trial is repeated, all are within the budget, and all until it is futile.
 func TestRepeatingBySimulation(t *testing.T) {
 	const blocks, shift = 18, 1.0
 	runs := 40
@@ -74,7 +74,7 @@ func TestRepeatingBySimulation(t *testing.T) {
 	} {
 		for _, subject := range []struct {
 			name         string
-			base, stalls float64 // chance of a stall of its own, of the baseline and of the subject
+			base, stalls float64 // chance of a stall caused by the baseline and by the subject
 		}{{"as its twins", 0, 0}, {"stalls twice as often", 0.15, 0.3}} {
 			truth := stalledCentre(subject.base, subject.stalls, shift)
 			for _, rule := range []string{"none", "all", "until futile"} {
@@ -151,8 +151,8 @@ func TestRepeatingBySimulation(t *testing.T) {
 	}
 }
 
-// stalledCentre is the pseudo-median of the difference of two arms of which each stalls now and then, with nothing
-// lost.
+// stalledCentre returns the pseudo-median of the difference of two arms that each stall with a given chance, without
+// lost trials.
 func stalledCentre(base, subject, shift float64) float64 {
 	r := rand.New(rand.NewPCG(3, 3))
 	draw := func(chance float64) float64 {

@@ -19,7 +19,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// made is a runner whose trials are made up: each takes as long as it says, by a simulated clock.
+// made is a runner with simulated trials; each takes its planned time by a simulated clock.
 type made struct {
 	*Runner
 	t     *testing.T
@@ -62,7 +62,7 @@ func newMade(t *testing.T, s *spec.Spec, blocks int, result func(record.Trial) r
 	return m
 }
 
-// contents reads the record again.
+// contents reads the record back.
 func (m *made) contents() *record.Contents {
 	m.t.Helper()
 	c, err := record.Read(m.Writer.Dir())
@@ -74,7 +74,7 @@ func (m *made) contents() *record.Contents {
 
 func fine(record.Trial) record.Validity { return record.Validity{Valid: true} }
 
-// spoiledTwice lets each trial come through in its last attempt.
+// spoiledTwice spoils all attempts at a trial but the last.
 func spoiledTwice(tr record.Trial) record.Validity {
 	if tr.Attempt < MostAttempts-1 {
 		return spoiledBy(ledger.Hypervisor)
@@ -89,8 +89,8 @@ func spoiledBy(cause ledger.Cause) record.Validity {
 
 const sweptSpec = shortSpec + "factors: {client.rate: [100, 300]}\n"
 
-// TestSpoiledTrialIsRunAgain: in its block, after the other arms of its level, at most twice, and every attempt is
-// recorded.
+// TestSpoiledTrialIsRunAgain: a spoiled trial is repeated in its block, after the other arms of its level, at most
+// twice, and every attempt is recorded.
 func TestSpoiledTrialIsRunAgain(t *testing.T) {
 	s := mustParse(t, shortSpec)
 	s.Repeat = 10
@@ -166,7 +166,7 @@ func TestAgainWithinItsLevel(t *testing.T) {
 	}
 }
 
-// TestBudgetOfFurtherAttempts: they take no more than their part of the time that the plan takes.
+// TestBudgetOfFurtherAttempts: further attempts take no more than their part of the planned time.
 func TestBudgetOfFurtherAttempts(t *testing.T) {
 	for _, c := range []struct {
 		repeat float64
@@ -190,8 +190,8 @@ func TestBudgetOfFurtherAttempts(t *testing.T) {
 	}
 }
 
-// TestFutileAttempts: after six further attempts in a row that were spoiled as well no more are made, until the
-// first attempt at a trial comes through. All that is said, and recorded.
+// TestFutileAttempts: after six further attempts in a row that were spoiled as well, no more are made until the first
+// attempt at a trial succeeds. This is printed and recorded.
 func TestFutileAttempts(t *testing.T) {
 	const (
 		stops = "6 further attempts in a row lost the same metrics; trials are not repeated for them until one " +
@@ -241,7 +241,7 @@ func TestFutileAttempts(t *testing.T) {
 					Voids: []string{"bpf_seconds_per_connection"}})
 			}
 			return v
-			// six in vain in block 0, then one for the other metric in blocks 3 and 7
+			// six futile ones in block 0, then one for the other metric in blocks 3 and 7
 		}, 8, []string{stops}, "21 spoiled trials were" + rest},
 		{"a failure is no success", 10, func(tr record.Trial) record.Validity {
 			if tr.Block == 4 {
@@ -278,8 +278,8 @@ func TestFutileAttempts(t *testing.T) {
 	}
 }
 
-// TestFailedTrialsAgain: one that failed is run again only when others disturbed the machine; what never works is given
-// up all the same.
+// TestFailedTrialsAgain: a failed trial is repeated only if others disturbed the machine, and an arm that never works
+// is given up in any case.
 func TestFailedTrialsAgain(t *testing.T) {
 	s := mustParse(t, shortSpec)
 	s.Repeat = 10
@@ -295,8 +295,8 @@ func TestFailedTrialsAgain(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		disturbed int // trials, the first
-		works     int // the first trial that does
+		disturbed int // number of trials disturbed, from the first on
+		works     int // the first trial that works
 		want      int // trials
 		givenUp   bool
 	}{
@@ -317,7 +317,7 @@ func TestFailedTrialsAgain(t *testing.T) {
 	}
 }
 
-// TestPlanGrows: a plan of more blocks begins as one of fewer does.
+// TestPlanGrows: a plan with more blocks begins like one with fewer.
 func TestPlanGrows(t *testing.T) {
 	s := mustParse(t, plannedSpec)
 	var before []record.PlannedTrial
@@ -332,7 +332,8 @@ func TestPlanGrows(t *testing.T) {
 	}
 }
 
-// TestUntilPrecise: the run is looked at when it should be, ends when it is precise, and says so in its record.
+// TestUntilPrecise: the precision is checked at the right times, and the run ends when it is reached, as its record
+// says.
 func TestUntilPrecise(t *testing.T) {
 	s := mustParse(t, shortSpec+"precision: 5%\n")
 	if s.Until != 30*time.Minute {
@@ -371,7 +372,7 @@ func TestUntilPrecise(t *testing.T) {
 	}
 }
 
-// TestUntilTime: whole blocks until the time is up, and none that would not end in time.
+// TestUntilTime: whole blocks are run until the time is up, and none that would not end in time.
 func TestUntilTime(t *testing.T) {
 	for _, c := range []struct {
 		spec    string
@@ -380,7 +381,7 @@ func TestUntilTime(t *testing.T) {
 		stopped string
 	}{
 		{"until: 20s\n", false, 6, "time was up after 6 blocks"},                 // of 3 s
-		{"precision: 5%\nuntil: 2m\n", false, 40, "time was up after 40 blocks"}, // looked at, and never precise
+		{"precision: 5%\nuntil: 2m\n", false, 40, "time was up after 40 blocks"}, // checked, and never precise
 		{"until: 1s\n", false, 1, "time was up after 1 block"},                   // the first runs in any case
 		{"until: 20s\nrepeat: 1000%\n", true, 2, "time was up after 2 blocks"},   // further attempts are within it
 	} {
@@ -402,7 +403,7 @@ func TestUntilTime(t *testing.T) {
 	}
 }
 
-// TestOpenRunInterrupted: it is partial though its plan, as far as it goes, may be done.
+// TestOpenRunInterrupted: an interrupted run is partial, even if all trials planned so far are done.
 func TestOpenRunInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -423,8 +424,8 @@ func sameTrial(a, b record.PlannedTrial) bool {
 	return a.Index == b.Index && a.Block == b.Block && a.Position == b.Position && a.Arm == b.Arm
 }
 
-// TestAgainOnTheMachine: a trial with the real processes, whose window a witness says was stolen from, is run again in
-// groups of another name.
+// TestAgainOnTheMachine: a trial with the real processes, in whose window the witness saw stolen time, is repeated in
+// groups with another name.
 func TestAgainOnTheMachine(t *testing.T) {
 	g := newGround(t)
 	spec := strings.Replace(shortSpec, "lag: 1s, generator_cpu: 1, errors: 0}",
@@ -471,8 +472,8 @@ func TestAgainOnTheMachine(t *testing.T) {
 	}
 }
 
-// stolenWindow is one in which the hypervisor took a quarter of the CPU time, and a group was throttled that nobody
-// limited.
+// stolenWindow is a window in which the hypervisor took a quarter of the CPU time, and a group without a limit was
+// throttled.
 type stolenWindow struct {
 	emptyWindow
 	stolen bool
@@ -494,8 +495,8 @@ func (w stolenWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, er
 	return l, err
 }
 
-// TestNeverReady: an arm that fails in the same way before it could be measured, at every level, ends the run after the
-// second time; one that works at some level, or that others disturbed, does not.
+// TestNeverReady: an arm that fails in the same way before it can be measured, at every level, ends the run after the
+// second time. One that works at some level, or that others disturbed, does not.
 func TestNeverReady(t *testing.T) {
 	const blocks = 4
 	for name, c := range map[string]struct {
@@ -541,7 +542,7 @@ func TestNeverReady(t *testing.T) {
 	}
 }
 
-// failedAs has the trials of one arm fail.
+// failedAs lets the trials of one arm fail.
 func failedAs(tr record.Trial, why string) record.Validity {
 	if tr.Arm != "kernelmesh" {
 		return record.Validity{Valid: true}

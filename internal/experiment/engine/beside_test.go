@@ -7,8 +7,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// TestBesides: of the groups of a ledger those are found that used CPU time, were not there before, and are neither of
-// the trial nor of another one, each once with what is in it.
+// TestBesides: of the groups of a ledger, those are found that used CPU time, did not exist before, and belong neither
+// to this trial nor to another one, each once with what is in it.
 func TestBesides(t *testing.T) {
 	group := func(path string, seconds float64) ledger.Cgroup {
 		return ledger.Cgroup{Path: path, CPUSeconds: &seconds}

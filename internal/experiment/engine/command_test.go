@@ -22,7 +22,7 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// commandSpec is a spec of one application and one load, of which at least one is anybody's command.
+// commandSpec returns a spec with one application and one load, at least one of which is a user's command.
 func commandSpec(app, load string) string {
 	return fmt.Sprintf(`name: commands
 question: Does anybody's program work?
@@ -35,11 +35,11 @@ gates: {drift: 1000, lag: 1s, generator_cpu: 1, rate: 0.1}
 `, app, load)
 }
 
-// longer gives a spec a window that is long enough that a machine which stands still for a second leaves more answers
-// than the gate asks for.
+// longer gives a spec a window so long that even a machine that stands still for a second has more answers than the
+// gate requires.
 func longer(spec string) string { return strings.Replace(spec, "duration: 600ms", "duration: 3s", 1) }
 
-// installed skips a test for which a program is missing that test/setup installs.
+// installed skips a test if a program is missing that test/setup installs.
 func installed(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -49,20 +49,20 @@ func installed(t *testing.T, names ...string) {
 	}
 }
 
-// nginx is a command that serves from one worker, in the foreground. It listens before it has a worker, which takes a
-// busy machine longer than a window here.
+// nginx is a command that serves from one worker, in the foreground. It listens before it has a worker, and starting
+// that may take longer than these tests' windows on a busy machine.
 const nginx = `kind: command, ready-http: "http://127.0.0.1:{port}/", command: >-
   sh -c 'echo "daemon off; pid {dir}/pid; error_log stderr; events { worker_connections 256; }
   http { access_log off; server { listen 127.0.0.1:{port}; location / { return 200 ok; } } }" > {dir}/nginx.conf;
   exec nginx -e stderr -c {dir}/nginx.conf'`
 
-// flow puts a command with colons, quotes and braces into flow style, where YAML wants it in quotes.
+// flow converts a command with colons, quotes and braces to flow style, where YAML requires quotes around it.
 func flow(block string) string {
 	head, command, _ := strings.Cut(block, ">-")
 	return head + `"` + strings.ReplaceAll(strings.Join(strings.Fields(command), " "), `"`, `\"`) + `"`
 }
 
-// firstTrial runs a spec and gives its first trial.
+// firstTrial runs the first trial of a spec and returns it.
 func (g *ground) firstTrial(spec string) record.Trial {
 	g.t.Helper()
 	g.first = true
@@ -73,8 +73,8 @@ func (g *ground) firstTrial(spec string) record.Trial {
 	return trials[0]
 }
 
-// TestCommandApplication: Tare's own load goes to real servers that are nothing but a command line, wherever they
-// listen.
+// TestCommandApplication: Tare's own load can use real servers that are configured only by a command line, wherever
+// they listen.
 func TestCommandApplication(t *testing.T) {
 	const client = "kind: http, to: server, rate: 100, connections: 4"
 	for _, c := range []struct{ program, app, keepalive string }{
@@ -91,7 +91,7 @@ func TestCommandApplication(t *testing.T) {
 			if tr.Validity.Failed != "" || r.Sent == 0 {
 				t.Fatalf("%+v, %+v", tr.Validity, r)
 			}
-			if c.program == "busybox" { // it has no index.html to serve, and says so with status 404
+			if c.program == "busybox" { // it has no index.html to serve, and answers with status 404
 				if r.Errors["status-404"] == 0 {
 					t.Errorf("an empty directory was served: %+v", r)
 				}
@@ -104,7 +104,7 @@ func TestCommandApplication(t *testing.T) {
 	}
 }
 
-// TestCommandApplicationFails: what goes wrong with a server is said in its own last words.
+// TestCommandApplicationFails: an error about a server shows the last lines of its output.
 func TestCommandApplicationFails(t *testing.T) {
 	const client = "kind: http, to: server, rate: 100, connections: 4"
 	for name, c := range map[string]struct{ app, says string }{
@@ -132,7 +132,7 @@ func TestCommandApplicationFails(t *testing.T) {
 	}
 }
 
-// ownResult is what the load says of the program.
+// ownResult returns what the load reports about the program.
 func ownResult(t *testing.T, r load.Result) (own struct {
 	Command string  `json:"command"`
 	Window  float64 `json:"window_seconds"`
@@ -150,8 +150,8 @@ func ownResult(t *testing.T, r load.Result) (own struct {
 	return own
 }
 
-// TestCommandLoad: load generators of others go to Tare's own server and to real ones; what they say is kept apart from
-// what Tare measures.
+// TestCommandLoad: other load generators work with Tare's own server and with real ones. Their results are kept apart
+// from Tare's measurements.
 func TestCommandLoad(t *testing.T) {
 	const server = "kind: http"
 	for _, c := range []struct{ program, app, load string }{
@@ -185,7 +185,7 @@ func TestCommandLoad(t *testing.T) {
 	}
 }
 
-// TestCommandLoadAlone: an unknown program works without an application, and is ended with the window.
+// TestCommandLoadAlone: an unknown program runs without an application, and is ended with the window.
 func TestCommandLoadAlone(t *testing.T) {
 	spec := strings.Replace(commandSpec("kind: http", `kind: command, command: "sh -c 'while :; do :; done'"`),
 		"applications: {server: {kind: http}}\n", "", 1)
@@ -199,7 +199,8 @@ func TestCommandLoadAlone(t *testing.T) {
 	}
 }
 
-// TestCommandLoadFails: a load that was not there for the whole window, failed, or printed something else.
+// TestCommandLoadFails: a load that did not run for the whole window, failed, or printed something unexpected is
+// reported.
 func TestCommandLoadFails(t *testing.T) {
 	for name, c := range map[string]struct{ load, gate, says string }{
 		"ends early": {`command: "sh -c 'sleep 0.3; echo done already'"`, "program-window",
@@ -220,7 +221,8 @@ func TestCommandLoadFails(t *testing.T) {
 			spec = strings.Replace(spec, "{server: {kind: http}}",
 				`{server: {kind: http},
   missing: {kind: command, command: "sleep 60", address: "127.0.0.1:1", ready-after: 1ms}}`, 1)
-			// However long a busy machine takes to start it, it ends long before the window does; a failure ends the trial.
+			// Even if a busy machine takes long to start the load, it ends long before the window does; a failure ends the
+			// trial.
 			if d := map[string]string{"ends early": "3s", "fails": "30s"}[name]; d != "" {
 				spec = strings.Replace(spec, "duration: 600ms", "duration: "+d, 1)
 			}
@@ -240,8 +242,8 @@ func TestCommandLoadFails(t *testing.T) {
 	}
 }
 
-// outsider is a server of HTTP that is yet to be started, where it is to listen, and a control group for it outside of
-// every trial.
+// outsider returns an HTTP server that has not been started, its address, and a control group for it outside every
+// trial.
 func (g *ground) outsider(t *testing.T) (group *placement.Group, server *exec.Cmd, address string) {
 	t.Helper()
 	tree, err := placement.NewTree(g.machine.Cgroups, "outsider")
@@ -264,8 +266,8 @@ func (g *ground) outsider(t *testing.T) (group *placement.Group, server *exec.Cm
 	return group, exec.Command(g.machine.Self, "app", "http", "--listen", l.Addr().String()), l.Addr().String()
 }
 
-// TestStartedByAnother: an application whose command asks a program outside of the trial to start what serves, as that
-// of an engine of containers does, or ends in favour of it, has no cost: it is in no group of the trial.
+// TestStartedByAnother: an application has no known cost if its command asks a program outside the trial to start the
+// server (as that of a container engine does), because the server is in no group of the trial.
 func TestStartedByAnother(t *testing.T) {
 	g := newGround(t)
 	group, server, address := g.outsider(t)
@@ -304,7 +306,7 @@ func TestStartedByAnother(t *testing.T) {
 	}
 }
 
-// TestObservedApplication: what runs already is put under load, and is there when the trials are over.
+// TestObservedApplication: a server that already runs is put under load, and still runs after the trials.
 func TestObservedApplication(t *testing.T) {
 	g := newGround(t)
 	group, server, address := g.outsider(t)
@@ -342,7 +344,7 @@ func TestObservedApplication(t *testing.T) {
 	}
 }
 
-// TestCommandSpec: what cannot work is refused where it stands in the spec.
+// TestCommandSpec: settings that cannot work are rejected with their position in the spec.
 func TestCommandSpec(t *testing.T) {
 	const server, client = "kind: http", "kind: http, to: server, rate: 100"
 	for name, c := range map[string]struct{ app, load, says string }{

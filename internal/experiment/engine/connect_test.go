@@ -25,7 +25,7 @@ arms:
 gates: {drift: 1000}
 `
 
-// TestConnectSpec: a load of connections needs no application, and something to connect to in every arm.
+// TestConnectSpec: a load of connections needs no application, but it needs something to connect to in every arm.
 func TestConnectSpec(t *testing.T) {
 	s := mustParse(t, connectSpec)
 	first, _ := json.Marshal(s)
@@ -57,8 +57,8 @@ func TestConnectSpec(t *testing.T) {
 	}
 }
 
-// TestConnectTrials runs a block with the real processes: connections are judged where configuration is replaced, and
-// come to endpoints where it is not.
+// TestConnectTrials runs a block with the real processes: connections are checked in trials that replace the
+// configuration, and reach their endpoints in the others.
 func TestConnectTrials(t *testing.T) {
 	g := newGround(t)
 	c, trials, err := g.run(t.Context(), mustParse(t, connectSpec), quiet)

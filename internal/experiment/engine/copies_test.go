@@ -9,9 +9,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// TestIdleCopy: a trial in which one copy of a load did nothing tells neither what is measured at a rate nor what work
-// cost, for the idle copy used CPU time too. How much others took does not bound what one copy lost, so a trial that
-// they disturbed is worth running again.
+// TestIdleCopy: if one copy of a load did nothing, neither metrics at a rate nor the cost of work are known, because
+// the idle copy used CPU time too. The CPU time taken by others does not bound what one copy lost, so a trial that they
+// disturbed is worth repeating.
 func TestIdleCopy(t *testing.T) {
 	const copies = 4
 	lost := map[string]bool{"latency_p50_seconds": false, "memory_hard_bytes": false, "map_bytes": false}

@@ -15,11 +15,11 @@ import (
 	loadhttp "tare/internal/workloads/load/http"
 )
 
-// TestDriftOfARealServer: a server that slows down in the midst of the window trips the gate, in open and in closed
-// loop; one that is slow all along does not.
+// TestDriftOfARealServer: a server that slows down in the middle of the window trips the gate, in open and in closed
+// loop; one that is slow throughout does not.
 func TestDriftOfARealServer(t *testing.T) {
-	// both shorter than a slice of the window, and further apart than what a machine adds whose CPUs others hold for
-	// 50 ms at a time
+	// Both are shorter than a slice of the window. They differ by more than what a machine adds if others hold its CPUs
+	// for 50 ms at a time.
 	const usual, slower = 20 * time.Millisecond, 120 * time.Millisecond
 	for _, c := range []struct {
 		name  string
@@ -34,7 +34,8 @@ func TestDriftOfARealServer(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			// Other work on the machine can stall a window, or hide a change: a gate that is broken fails all of them.
+			// Other work on the machine can stall a window or hide a change, so there are several attempts; with a broken gate,
+			// all fail.
 			for attempt := 1; ; attempt++ {
 				says, r := driftOf(t, c.rate, usual, c.after)
 				if c.says == "" && says == "" || c.says != "" && strings.Contains(says, c.says) {
@@ -48,10 +49,11 @@ func TestDriftOfARealServer(t *testing.T) {
 	}
 }
 
-// driftOf puts a server under load that changes its delay in the middle of the window, and gives what the gate says.
+// driftOf puts load on a server that changes its delay in the middle of the window, and returns the gate's message and
+// the result.
 func driftOf(t *testing.T, rate float64, before, after time.Duration) (string, *load.Result) {
 	t.Helper()
-	s := role.Schedule{Warmup: 1e9, Duration: 4e9} // on a busy machine it takes a while until all connections are there
+	s := role.Schedule{Warmup: 1e9, Duration: 4e9} // on a busy machine it takes a while to open all connections
 	var change atomic.Int64                        // ns by pace.Now
 	change.Store(math.MaxInt64)
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {

@@ -31,7 +31,7 @@ import (
 
 func init() { kind.Register(kind.Subject, guestUnderTest{}) }
 
-// guestUnderTest is a subject of which each test says what it does.
+// guestUnderTest is a subject whose behaviour each test sets with useGuest.
 type guestUnderTest struct{}
 
 const underTestName = "under-test"
@@ -64,20 +64,20 @@ type starter func(context.Context) error
 
 func (s starter) Start(ctx context.Context) error { return s(ctx) }
 
-// useGuest sets what the guest does until the test ends.
+// useGuest sets what guestUnderTest does until the test ends.
 func useGuest(t *testing.T, prepare func(kind.Preparation) error, join func(kind.Trial) any) {
 	underTest.prepare, underTest.join = prepare, join
 	t.Cleanup(func() { underTest.prepare, underTest.join = nil, nil })
 }
 
-// guestSpec has the guest in one arm, whose further keys are given.
+// guestSpec returns a spec with the guest in one arm, with the given further keys.
 func guestSpec(keys string) string {
 	s := tolerant(shortSpec)
 	return strings.Replace(s, "kernelmesh: {subject: kernelmesh, steps: 10}", "mine: {subject: under-test"+keys+"}", 1)
 }
 
-// TestPrepare: a guest prepares once for the whole run, its trials find what it made, and it is gone when the run has
-// ended, however that went.
+// TestPrepare: a guest prepares once for the whole run, its trials find what it made, and that is removed when the run
+// has ended, successfully or not.
 func TestPrepare(t *testing.T) {
 	for _, c := range []struct {
 		name, spec   string
@@ -145,7 +145,7 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// TestNothingPrepared: a run whose guests prepare nothing makes no directory for that.
+// TestNothingPrepared: a run whose guests prepare nothing creates no directory for it.
 func TestNothingPrepared(t *testing.T) {
 	dir := ownTemporary(t)
 	p, err := prepareRun(t.Context(), mustParse(t, shortSpec), "/bin/tare")
@@ -158,7 +158,7 @@ func TestNothingPrepared(t *testing.T) {
 	}
 }
 
-// ownTemporary makes a directory the system's for temporary files, for the length of a test.
+// ownTemporary makes a new directory the system's directory for temporary files for the duration of a test.
 func ownTemporary(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -166,7 +166,7 @@ func ownTemporary(t *testing.T) string {
 	return dir
 }
 
-// noScratch says what is left in a directory of files that were needed for a while.
+// noScratch reports an error if scratch files are left in a directory.
 func noScratch(t *testing.T, dir string) {
 	t.Helper()
 	if left, err := filepath.Glob(filepath.Join(dir, "tare-scratch-*")); len(left) > 0 || err != nil {
@@ -174,7 +174,7 @@ func noScratch(t *testing.T, dir string) {
 	}
 }
 
-// TestNodePrepares: a node prepares for the one trial that it runs, and only for the arm of that.
+// TestNodePrepares: a node prepares for the one trial that it runs, and only for that trial's arm.
 func TestNodePrepares(t *testing.T) {
 	for arm, want := range map[string]int{"mine": 1, record.Direct: 0} {
 		g := newGround(t)
@@ -218,7 +218,7 @@ func (launching) KilledInside(context.Context) []kind.KilledInside { return nil 
 const launchMark = "LAUNCHED_BY_TEST"
 
 // TestLaunch: a subject starts every application in its own way, in the application's group, and loads reach it.
-// Another program stands before the application here, as the one of a runtime does.
+// Another program starts the application here, as a container runtime would.
 func TestLaunch(t *testing.T) {
 	g := newGround(t)
 	var mu sync.Mutex
@@ -246,7 +246,7 @@ func TestLaunch(t *testing.T) {
 		}
 		return launching{func(context.Context) error { return nil }, launch, before}
 	})
-	// Of a short window a busy machine may leave a load nothing: then a longer one is tried.
+	// On a busy machine a load may get no CPU time in a short window; then a longer one is tried.
 	for _, window := range []string{"300ms", "1s", "5s"} {
 		launched = nil
 		s := mustParse(t, strings.Replace(guestSpec(""), "duration: 300ms", "duration: "+window, 1))
@@ -276,15 +276,15 @@ func TestLaunch(t *testing.T) {
 	}
 }
 
-// hosting is a subject that launches, and says where applications are.
+// hosting is a subject that launches applications, and returns their addresses.
 type hosting struct{ launching }
 
 const elsewhere = "127.0.0.9"
 
 func (hosting) Host(string) (string, error) { return elsewhere, nil }
 
-// TestLaunchInside: a load that is to run inside is launched as an application is, and no other load; applications
-// listen where the subject says. In the baseline the load runs as any does.
+// TestLaunchInside: a load that must run inside is launched like an application, and no other load is. Applications
+// listen where the subject says. In the baseline the load runs as usual.
 func TestLaunchInside(t *testing.T) {
 	g := newGround(t)
 	var mu sync.Mutex
@@ -343,8 +343,8 @@ func (n networked) Before(context.Context) error { return n.before() }
 
 func (n networked) Network(kind.Role, string) (string, error) { return n.network, nil }
 
-// TestNetworked: applications and loads run in the network that the subject has for them, and find each other there; in
-// the baseline they run on the machine's.
+// TestNetworked: applications and loads run in the network that the subject provides, and find each other there; in the
+// baseline they run in the machine's.
 func TestNetworked(t *testing.T) {
 	g := newGround(t)
 	n, err := link.NewNamespace()
@@ -376,7 +376,8 @@ func TestNetworked(t *testing.T) {
 	}
 }
 
-// TestLaunchFails: an application that the subject cannot start fails the trial, and names both.
+// TestLaunchFails: if the subject cannot start an application, the trial fails with an error that names the
+// application.
 func TestLaunchFails(t *testing.T) {
 	g := newGround(t)
 	useGuest(t, nil, func(kind.Trial) any {
@@ -388,7 +389,7 @@ func TestLaunchFails(t *testing.T) {
 	}
 	for _, tr := range trials {
 		failed := tr.Validity.Failed
-		want := "" // of the two applications, the first by name is told of
+		want := "" // the error names the first application by name
 		if tr.Arm == "mine" {
 			want = "setting up: starting other: no runtime"
 		}
@@ -406,7 +407,7 @@ type explaining struct {
 
 func (e explaining) Explain(err error) error { return e.explain(err) }
 
-// TestExplain: a subject says why a trial of its arm failed; of others it is not asked.
+// TestExplain: a subject explains why a trial of its arm failed, and is not called for trials of other arms.
 func TestExplain(t *testing.T) {
 	g := newGround(t)
 	useGuest(t, nil, func(kind.Trial) any {
@@ -436,7 +437,8 @@ type leaving struct {
 
 func (l leaving) Removed() ([]string, error) { return l.removed() }
 
-// TestRemoved: once everything of a trial has gone, a guest says what it left, and that is never lost.
+// TestRemoved: after everything of a trial has ended, a guest reports what it left behind, and that report is never
+// lost.
 func TestRemoved(t *testing.T) {
 	for _, c := range []struct {
 		name          string
@@ -492,13 +494,13 @@ func TestRemoved(t *testing.T) {
 	}
 }
 
-// busy is a process that speaks the protocol, and uses CPU time until it is asked to end. idle uses none.
+// busy is a command that speaks the protocol, and uses CPU time until it is asked to end. idle uses none.
 var (
 	busy = []string{"/bin/sh", "-c", `(while :; do :; done) & echo '{"event":"ready","data":{}}'; cat >/dev/null; kill $!`}
 	idle = []string{"/bin/sh", "-c", `echo '{"event":"ready","data":{}}'; cat >/dev/null`}
 )
 
-// TestLimitsOfTheSubject: the subject's group has the limits of the arm, also where it is asked for without any first.
+// TestLimitsOfTheSubject: the subject's group has the limits of the arm, even if it was first requested without any.
 func TestLimitsOfTheSubject(t *testing.T) {
 	g := newGround(t)
 	limit := ""
@@ -532,7 +534,7 @@ func TestLimitsOfTheSubject(t *testing.T) {
 	}
 }
 
-// newMeter is the real one.
+// newMeter returns a real meter.
 func newMeter(t *testing.T) *meter.Meter {
 	t.Helper()
 	m, err := meter.New(t.Context(), meter.Options{SampleHz: -1, NoWitness: true, Whole: true})
@@ -547,8 +549,8 @@ func newMeter(t *testing.T) *meter.Meter {
 	return m
 }
 
-// TestComponents: each component of a subject has its group, limits, charge and values; together they are the subject,
-// in which nothing counts twice. The meter is the real one.
+// TestComponents: each component of a subject has a group, limits, a charge and values. Together they are the subject,
+// in which nothing is counted twice. The meter is real.
 func TestComponents(t *testing.T) {
 	g := newGround(t)
 	m := newMeter(t)
@@ -599,7 +601,8 @@ func TestComponents(t *testing.T) {
 			t.Errorf("subject%s: role %q, charged %+v, want %+v", below, got.Role, got.Charged, want)
 		}
 	}
-	// Where neighbours leave it less than its limit, it is not throttled. A period of 100 ms is cut off at each edge.
+	// If neighbours leave the proxy less CPU time than its limit, it is not throttled. A period of 100 ms is cut off at
+	// each edge.
 	proxy, limit := groups["/proxy"], 0.2*(tr.Ledger.Window.Seconds+0.2)
 	if used := known.Or(proxy.CPUSeconds, math.Inf(1)); proxy.ThrottledSeconds == nil || used > limit {
 		t.Errorf("the proxy was not held by its limit: it used %v s, throttled %v", used, proxy.ThrottledSeconds)
@@ -611,7 +614,7 @@ func TestComponents(t *testing.T) {
 	}
 
 	const cpus, hard = "subject_cpus", "memory_hard_bytes"
-	// What each uses is what its group was charged with: how much a machine that is busy lets it have, nobody knows.
+	// Each component is compared with its group's counter, because nobody knows how much CPU time a busy machine gives it.
 	for component, of := range map[string]struct {
 		below string
 		most  float64
@@ -649,8 +652,8 @@ func TestComponents(t *testing.T) {
 	}
 }
 
-// TestOwnMetricsEndNoRun: metrics of what every subject uses itself do not decide when a run with a precision ends.
-// Kernel memory does, where the experiment is about the number of services.
+// TestOwnMetricsEndNoRun: metrics of what every subject uses do not decide when a run with a precision ends. Kernel
+// memory does if the experiment varies the number of services.
 func TestOwnMetricsEndNoRun(t *testing.T) {
 	own := []string{"subject_cpus", "subject_bpf_cpus", "memory_anon_bytes", "memory_file_bytes", "memory_shmem_bytes"}
 	for text, kernel := range map[string]bool{shortSpec: false, memorySpec(", services: 5, fit: true"): true} {
@@ -670,7 +673,7 @@ func TestOwnMetricsEndNoRun(t *testing.T) {
 	}
 }
 
-// counting reads how often the process of a load has waited, at both edges of the window.
+// counting reads at both edges of the window how often the process of a load has waited.
 type counting struct {
 	starter
 	read func() int64
@@ -687,7 +690,7 @@ func (c *counting) edge(i int) error {
 	return nil
 }
 
-// TestEdges: a guest reads a further counter at both edges of the window, and what it counted is its evidence.
+// TestEdges: a guest reads an additional counter at both edges of the window, and the difference is its evidence.
 func TestEdges(t *testing.T) {
 	g := newGround(t)
 	var mine *counting
@@ -713,7 +716,8 @@ func TestEdges(t *testing.T) {
 	}
 }
 
-// TestOpenedFails: a trial whose guest fails inside the window closes it, so that the next trial can open one.
+// TestOpenedFails: if a guest fails inside the window of a trial, the window is closed, so that the next trial can open
+// one.
 func TestOpenedFails(t *testing.T) {
 	g := newGround(t)
 	open, failed := false, false
@@ -752,7 +756,7 @@ func (o openedFails) Opened(context.Context) error {
 	return errors.New("no counter")
 }
 
-// closingWindow notes that it is closed.
+// closingWindow records that it was closed.
 type closingWindow struct {
 	emptyWindow
 	open *bool
@@ -763,7 +767,7 @@ func (w closingWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, e
 	return w.emptyWindow.CloseAt(ctx, at)
 }
 
-// switches are the voluntary context switches of all threads of a process (proc_pid_status(5)).
+// switches returns the number of voluntary context switches of all threads of a process (proc_pid_status(5)).
 func switches(t *testing.T, pid int) (all int64) {
 	t.Helper()
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))

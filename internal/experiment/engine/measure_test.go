@@ -38,7 +38,7 @@ func histogram(t *testing.T, r *load.Result, name string, n int64, ns int64) {
 	}
 }
 
-// rising sets a histogram of times of 200 us, and of slow ones of 1 ms.
+// rising sets a histogram with n times of 200 us and slow times of 1 ms.
 func rising(t *testing.T, r *load.Result, name string, n, slow int64) {
 	t.Helper()
 	h := hdrhistogram.New(1, load.Longest, 3)
@@ -50,7 +50,7 @@ func rising(t *testing.T, r *load.Result, name string, n, slow int64) {
 
 func ptr[T any](v T) *T { return &v }
 
-// goodMeasurement is a trial of 2 s at 1000 connections per second, in which everything is as it should be.
+// goodMeasurement returns a trial of 2 s at 1000 connections per second without any problem.
 func goodMeasurement(t *testing.T) *measured.Measured {
 	t.Helper()
 	r := load.Result{
@@ -105,7 +105,8 @@ func goodMeasurement(t *testing.T) *measured.Measured {
 }
 
 // overload makes the load one of 10,000 requests/s to a subject that answers fewer: 5,000 of 20,000 answers come after
-// the window. finished is how many come in it, those of the warm-up included; -1: the load does not count them.
+// the window. finished is the number of answers in the window, including those to requests of the warm-up; -1: the load
+// does not count them.
 func overload(finished int64) func(*measured.Measured) {
 	return func(m *measured.Measured) {
 		r := m.Loads["client"]
@@ -235,7 +236,7 @@ func TestTrim(t *testing.T) {
 		t.Errorf("%d maps are kept", n)
 	}
 	m = goodMeasurement(t)
-	for id := uint32(1000); id < 1000+measured.MaxInnerKept; id++ { // a pool: what is in it is counted, and not listed
+	for id := uint32(1000); id < 1000+measured.MaxInnerKept; id++ { // a pool: its maps are counted but not listed
 		m.Ledger.Maps = append(m.Ledger.Maps, ledger.Map{ID: id, Bytes: ptr(uint64(10))})
 		m.Ledger.Maps[1].Inner = append(m.Ledger.Maps[1].Inner, id)
 	}
@@ -248,7 +249,7 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// halves are slices of a window whose halves differ; within a half they differ by a hundredth.
+// halves returns the slices of a window whose halves differ; within a half, slices differ by 1 %.
 func halves(done1 int64, p50First float64, done2 int64, p50Second float64) []load.Slice {
 	s := make([]load.Slice, load.Slices)
 	for i := range s {
@@ -260,7 +261,7 @@ func halves(done1 int64, p50First float64, done2 int64, p50Second float64) []loa
 	return s
 }
 
-// TestRateAdvice: a load without connections is not advised to have more of them.
+// TestRateAdvice: a load without connections gets no advice to use more of them.
 func TestRateAdvice(t *testing.T) {
 	m := goodMeasurement(t)
 	r := m.Loads["client"]
@@ -272,7 +273,7 @@ func TestRateAdvice(t *testing.T) {
 	}
 }
 
-// TestGates trips every gate, and none where there is no reason to.
+// TestGates: every gate trips for its reason, and none without one.
 func TestGates(t *testing.T) {
 	change := func(f func(*load.Result)) func(*measured.Measured) {
 		return func(m *measured.Measured) { r := m.Loads["client"]; f(&r); m.Loads["client"] = r }
@@ -333,7 +334,7 @@ func TestGates(t *testing.T) {
 		}), "", ""},
 		{"halves that differ by chance", change(func(r *load.Result) {
 			r.Slices = halves(100, 200e-6, 100, 400e-6)
-			for _, i := range []int{0, 3, 6, 9} { // with as many of the second half, chance could do it
+			for _, i := range []int{0, 3, 6, 9} { // with that many slices exchanged, the difference may be chance
 				r.Slices[i].P50, r.Slices[i+10].P50 = 410e-6, 190e-6
 			}
 		}), "", ""},
@@ -377,7 +378,7 @@ func TestGates(t *testing.T) {
 			limited.Limited = true
 			m.SetRoles(map[string]measured.GroupRole{m.Ledger.Cgroups[5].Path: limited})
 		}, "", ""},
-		// v2 counts throttling in the group that has the limit only
+		// v2 counts throttling only in the group that has the limit
 		{"throttled by the trial's own limit below", func(m *measured.Measured) {
 			m.Ledger.Cgroups[1].ThrottledSeconds = ptr(0.5)
 		}, "", ""},
@@ -401,7 +402,7 @@ func TestGates(t *testing.T) {
 
 func docs(name string) string { return filepath.Join("..", "..", "..", "docs", name) }
 
-// TestMetricsPage keeps docs/metrics.md what the definitions say.
+// TestMetricsPage: docs/metrics.md agrees with the definitions.
 func TestMetricsPage(t *testing.T) {
 	var b bytes.Buffer
 	writeMetrics(&b)
@@ -425,7 +426,7 @@ func TestMetricsPage(t *testing.T) {
 	}
 }
 
-// TestWithoutStatistics: where the kernel's run statistics are off, no metric says how long programs ran.
+// TestWithoutStatistics: if the kernel's run statistics are off, no metric includes the run time of programs.
 func TestWithoutStatistics(t *testing.T) {
 	m := goodMeasurement(t)
 	if _, ok := m.Values()["bpf_seconds_per_connection"]; !ok {
@@ -439,8 +440,8 @@ func TestWithoutStatistics(t *testing.T) {
 	}
 }
 
-// writeMetrics writes docs/metrics.md. Metrics whose definitions differ in a statistic or a component alone share an
-// entry, and so do the things that many metrics need.
+// writeMetrics writes docs/metrics.md. Metrics whose definitions differ only in a statistic or a component share an
+// entry, and what many metrics need is in footnotes.
 func writeMetrics(b *bytes.Buffer) {
 	b.WriteString(`# Metrics
 
@@ -524,7 +525,7 @@ entry before.
 		}
 		how = beyond.ReplaceAllString(member.ReplaceAllString(how, "$1"), "")
 		family := string(m.Better)
-		if strings.HasPrefix(how, "The same") { // as the entry before it
+		if strings.HasPrefix(how, "The same") { // like the entry before it
 			family += quantileOf.ReplaceAllString(m.Name, "")
 		}
 		rest := fmt.Sprintf("(%s): %s", of, how)

@@ -15,7 +15,7 @@ import (
 	"tare/internal/workloads/load/probe"
 )
 
-// memorySpec is an experiment with one arm, whose settings are given.
+// memorySpec returns a spec with one arm besides the baseline, with the given settings.
 func memorySpec(arm string) string {
 	return strings.Replace(shortSpec, "{subject: kernelmesh, steps: 10}", "{subject: kernelmesh"+arm+"}", 1)
 }
@@ -46,7 +46,7 @@ func TestProbeLoad(t *testing.T) {
 	if reasons := m.Judge(); len(reasons) > 0 {
 		t.Errorf("tripped %+v", reasons)
 	}
-	m.Ledger.CPU = ledger.CPU{Capacity: 4, Idle: 4 - 0.5 - 1.01} // the trial's own 0.5 s, and 25.25 % that is others'
+	m.Ledger.CPU = ledger.CPU{Capacity: 4, Idle: 4 - 0.5 - 1.01} // the trial's own 0.5 s, and 25.25 % used by others
 	if reasons := m.Judge(); len(reasons) != 1 || reasons[0].Gate != "outside" {
 		t.Errorf("others took more than is allowed: %+v", reasons)
 	}
@@ -66,7 +66,8 @@ func TestProbeLoad(t *testing.T) {
 	}
 }
 
-// A trial that goes up and down again is read three times, and the subject has really read its services again.
+// A trial whose number of services goes up and down again is read three times, and the subject has really read its
+// services again.
 func TestUpAndDownAgain(t *testing.T) {
 	g := newGround(t)
 	s := mustParse(t, memorySpec(", services: 500, then-services: 2, fit: true"))

@@ -10,8 +10,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// TestEveryMetricDeclaresItsNeeds goes over every metric and every gate: none is left undeclared, and each need is
-// somebody's.
+// TestEveryMetricDeclaresItsNeeds: every metric and every gate declares its needs, and each need is used by both a
+// metric and a gate.
 func TestEveryMetricDeclaresItsNeeds(t *testing.T) {
 	names := map[string]bool{}
 	needed, broken := map[measured.Need]bool{}, map[measured.Need]bool{}
@@ -51,7 +51,7 @@ func TestEveryMetricDeclaresItsNeeds(t *testing.T) {
 	}
 }
 
-// TestWhatGatesVoid holds the table of gates and metrics against what it is meant to be, where that matters most.
+// TestWhatGatesVoid compares the metrics that the most important gates void with the intended ones.
 func TestWhatGatesVoid(t *testing.T) {
 	all := []string{"latency_p50_seconds", "throughput_per_second", "error_ratio", "own_lag_p99_seconds",
 		"cpu_seconds_per_request", "cpu_seconds_per_connection", "bpf_seconds_per_connection",
@@ -120,7 +120,7 @@ func TestSpoiled(t *testing.T) {
 	}
 }
 
-// TestReasonsOfNodes: nodes that share a machine cannot see what others take of it, and the coordinator can; what is
+// TestReasonsOfNodes: nodes that share a machine cannot see what others take of it, but the coordinator can. What is
 // void at one node is void for all of them together.
 func TestReasonsOfNodes(t *testing.T) {
 	node := func(name string, r record.Reason) record.NodeTrial {

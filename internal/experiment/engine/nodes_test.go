@@ -45,7 +45,7 @@ loads: {client: {kind: http, to: server, rate: 50, connections: 4, keepalive: fa
 gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1, drift: 1000}
 `
 
-// TestNodesKey: the resolved form of a spec has its nodes, and what nodes are told to run has none.
+// TestNodesKey: the resolved spec has the key nodes, and the spec that is sent to nodes does not.
 func TestNodesKey(t *testing.T) {
 	s := mustParse(t, nodesSpec)
 	text, err := json.Marshal(s)
@@ -72,7 +72,7 @@ func TestNodesKey(t *testing.T) {
 	}
 }
 
-// fakeNodes answer as a test wants them to.
+// fakeNodes are nodes whose outcomes a test sets.
 type fakeNodes struct {
 	names    []string
 	outcomes func(planned record.PlannedTrial) []cluster.Outcome
@@ -97,7 +97,7 @@ func (f *fakeNodes) Run(_ context.Context, _ []string, _ cluster.Share, data jso
 	return f.outcomes(j.Planned)
 }
 
-// goodOutcome is that of a node with one load of so many requests, all after so long.
+// goodOutcome returns the outcome of a node with one load of the given number of requests, all with the given latency.
 func goodOutcome(t *testing.T, name string, planned record.PlannedTrial, done int64, latency time.Duration,
 	change func(*nodeRecord)) cluster.Outcome {
 	t.Helper()
@@ -128,8 +128,8 @@ func goodOutcome(t *testing.T, name string, planned record.PlannedTrial, done in
 	return cluster.Outcome{Name: name, Record: text, Begin: 1, Clock: &cluster.Offset{Ahead: 5, Error: 2}}
 }
 
-// TestFailedBesideOthers: a trial that failed at all nodes while others had the machine that they are on is worth
-// running again; of nodes elsewhere this machine does not know.
+// TestFailedBesideOthers: a trial that failed at all nodes while others used their machine is worth repeating. About
+// nodes on other machines, this machine knows nothing.
 func TestFailedBesideOthers(t *testing.T) {
 	g := newGround(t)
 	for _, tt := range []struct {
@@ -147,7 +147,7 @@ func TestFailedBesideOthers(t *testing.T) {
 		spec := nodesSpec
 		tr := record.Trial{Schema: record.TrialSchema, PlannedTrial: record.PlannedTrial{Index: 1, Arm: record.Direct}}
 		x := newNodesTrial(m, mustParse(t, strings.Replace(spec, "nodes: 3", "nodes: 1", 1)), tr.Arm, 0)
-		_ = x.run(t.Context(), &tr) // what it says stands in the trial
+		_ = x.run(t.Context(), &tr) // the error is in the trial
 		if again := len(measured.LostToOthers(&tr)) > 0; tr.Validity.Failed == "" || tr.Validity.Cause != tt.want ||
 			again != (tt.want != "") {
 			t.Errorf("%+v: %+v, again: %v", tt, tr.Validity, again)
@@ -155,7 +155,7 @@ func TestFailedBesideOthers(t *testing.T) {
 	}
 }
 
-// busyWindow is one in which groups used CPU time.
+// busyWindow is a window in which groups used CPU time.
 type busyWindow struct {
 	emptyWindow
 	groups map[string]float64 // seconds, by path
@@ -175,8 +175,8 @@ func (w busyWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, erro
 	return l, nil
 }
 
-// TestTrialIsNoNeighbour: what the trial itself uses at local nodes does not disturb it, whether it failed there or
-// tripped a gate. The agents' group holds the agents alone; each trial has a tree at the top.
+// TestTrialIsNoNeighbour: CPU time of the trial itself at local nodes does not count as a disturbance, whether the
+// trial failed there or tripped a gate. The agents' group contains only the agents; each trial has a tree at the top.
 func TestTrialIsNoNeighbour(t *testing.T) {
 	g := newGround(t)
 	late := func(r *nodeRecord) { r.Closed = 30_000_000 }
@@ -195,7 +195,7 @@ func TestTrialIsNoNeighbour(t *testing.T) {
 		}
 		tr := record.Trial{Schema: record.TrialSchema, PlannedTrial: record.PlannedTrial{Index: 1, Arm: record.Direct}}
 		one := mustParse(t, strings.Replace(nodesSpec, "nodes: 3", "nodes: 1", 1))
-		_ = newNodesTrial(m, one, tr.Arm, 0).run(t.Context(), &tr) // what it says stands in the trial
+		_ = newNodesTrial(m, one, tr.Arm, 0).run(t.Context(), &tr) // the error is in the trial
 		return tr.Validity
 	}
 	for tree, neighbour := range map[string]bool{"/tare-trial-1-p7-t9": false, "/tare-trial-1-p8-t9": true} {
@@ -215,8 +215,8 @@ func TestTrialIsNoNeighbour(t *testing.T) {
 	}
 }
 
-// TestPooled: the metrics of a trial on nodes are of all of them together; a node that failed is in none, and sums are
-// then not given.
+// TestPooled: the metrics of a trial on nodes are those of all of them together. A node that failed is excluded, and
+// sums are then absent.
 func TestPooled(t *testing.T) {
 	g := newGround(t)
 	run := func(outcomes func(record.PlannedTrial) []cluster.Outcome) record.Trial {
@@ -224,7 +224,7 @@ func TestPooled(t *testing.T) {
 		m := g.machine
 		m.Nodes = &fakeNodes{names: []string{"a", "b", "c"}, outcomes: outcomes}
 		tr := record.Trial{Schema: record.TrialSchema, PlannedTrial: record.PlannedTrial{Index: 1, Arm: record.Direct}}
-		_ = newNodesTrial(m, mustParse(t, nodesSpec), tr.Arm, 0).run(t.Context(), &tr) // what it says stands in the trial
+		_ = newNodesTrial(m, mustParse(t, nodesSpec), tr.Arm, 0).run(t.Context(), &tr) // the error is in the trial
 		return tr
 	}
 	three := func(change func([]cluster.Outcome)) func(p record.PlannedTrial) []cluster.Outcome {
@@ -371,7 +371,7 @@ func TestPooled(t *testing.T) {
 	}
 }
 
-// TestNoNodes: a trial on nodes that are not there is refused with its hint.
+// TestNoNodes: a trial on nodes that are not connected is rejected with a hint.
 func TestNoNodes(t *testing.T) {
 	g := newGround(t)
 	for want, nodes := range map[string]Nodes{"give --local-nodes": nil,
@@ -386,8 +386,8 @@ func TestNoNodes(t *testing.T) {
 	}
 }
 
-// TestNodeAgent: an agent runs a real trial, within its share of the machine, from the begin that it is given; the
-// coordinator is this test.
+// TestNodeAgent: an agent runs a real trial, within its share of the machine, from the given start time; this test is
+// the coordinator.
 func TestNodeAgent(t *testing.T) {
 	g := newGround(t)
 	planned := record.PlannedTrial{Index: 4, Arm: record.Direct}
@@ -423,8 +423,8 @@ func TestNodeAgent(t *testing.T) {
 		begin = pace.Now() + int64(100*time.Millisecond)
 		return begin, nil
 	}
-	// A group with a quarter of one process's weight may get nothing for seconds where many processes want a CPU: then the
-	// few requests of a trial as short as this one are not answered in time, and it is run again.
+	// A group with a quarter of one process's weight may get no CPU time for seconds if many processes want a CPU. The few
+	// requests of such a short trial are then not answered in time, and it is repeated.
 	var out []byte
 	var r nodeRecord
 	for tries := 1; tries == 1 || tries <= 5 && r.Trial.Metrics["throughput_per_second"] == 0; tries++ {
@@ -527,8 +527,8 @@ func TestNodeSeeds(t *testing.T) {
 	}
 }
 
-// FuzzNodeRecord: whatever a node sends as its record, the trial it is pooled into is made without a panic, can be
-// written down, and has no metric of a node that failed.
+// FuzzNodeRecord: whatever a node sends as its record, the pooled trial is made without a panic, can be written, and
+// has no metric of a failed node.
 func FuzzNodeRecord(f *testing.F) {
 	planned := record.PlannedTrial{Index: 1, Arm: record.Direct}
 	for _, seed := range []string{
@@ -569,9 +569,9 @@ func metricOf(t *testing.T, name string) *measured.Metric {
 	return &m
 }
 
-// TestNodesNeverAverageQuantiles: two nodes, of which one saw nine times as much, and all of it ten times as slow. A
-// quantile of both together is that of all they saw, and a maximum that of the slower; the mean of the two, or of two
-// maxima, is neither.
+// TestNodesNeverAverageQuantiles: one of two nodes saw nine times as many requests, all ten times as slow. A quantile
+// of both together is that of all requests, and a maximum is that of the slower node; means of the two nodes' quantiles
+// or maxima would be neither.
 func TestNodesNeverAverageQuantiles(t *testing.T) {
 	node := func(n int64, each time.Duration, most float64) record.NodeTrial {
 		h := hdrhistogram.New(1, int64(time.Minute), 3)
@@ -593,7 +593,7 @@ func TestNodesNeverAverageQuantiles(t *testing.T) {
 		work.Counts[storebench.FlushSeconds], work.Counts[storebench.Flushes] = float64(n)*each.Seconds(), float64(n)
 		return record.NodeTrial{Name: "n", Trial: &record.Trial{
 			Loads: map[string]load.Result{"client": client}, Work: &work, Validity: record.Validity{Valid: true},
-			Metrics: map[string]float64{ // as a node of Tare before 0.3 tells them
+			Metrics: map[string]float64{ // as reported by a node with Tare before 0.3
 				"limited_most_share": most, "sched_delay_p99_seconds": each.Seconds(), "push_p99_seconds": each.Seconds(),
 				"flush_p99_seconds":        each.Seconds(),
 				"old_endpoint_p99_seconds": each.Seconds(), "push_received_p50_seconds": each.Seconds(),
@@ -620,7 +620,7 @@ func TestNodesNeverAverageQuantiles(t *testing.T) {
 	}
 }
 
-// TestDefinitions checks every metric as data, and that no two share a name.
+// TestDefinitions checks every definition, and that no two metrics share a name.
 func TestDefinitions(t *testing.T) {
 	set := metric.NewSet(measured.Definitions())
 	if len(set) != len(measured.Metrics()) {
@@ -641,7 +641,7 @@ func TestDefinitions(t *testing.T) {
 			t.Errorf("%s has %s instead of it, which there is not", m.Name, m.Instead)
 		}
 	}
-	// Whichever way is better of these, Tare has said otherwise.
+	// The directions of these metrics were once wrong.
 	for name, want := range map[string]metric.Direction{
 		"replacements_per_second": metric.Higher, "throughput_per_second": metric.Higher, "events_delivered": metric.Higher,
 		"events_lost":    metric.Lower,

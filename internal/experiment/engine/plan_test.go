@@ -36,7 +36,7 @@ factors:
   way: {fresh: {client.keepalive: false}, kept: {client.keepalive: true}}
 `
 
-// TestPlan: every arm runs once in each block at each level, levels are not mixed, and the seed decides the order.
+// TestPlan: every arm runs once in each block at each level, levels are not mixed, and the seed determines the order.
 func TestPlan(t *testing.T) {
 	s := mustParse(t, plannedSpec)
 	arms, levels := len(s.AllArms()), len(s.Levels())
@@ -67,7 +67,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPlanIsFair: over many seeds each arm stands at each position equally often, within five standard deviations.
+// TestPlanIsFair: over many blocks, each arm is at each position equally often, to within five standard deviations.
 func TestPlanIsFair(t *testing.T) {
 	s := mustParse(t, plannedSpec)
 	s.Factors, s.Blocks = nil, 4000
@@ -85,7 +85,7 @@ func TestPlanIsFair(t *testing.T) {
 	}
 }
 
-// TestPlanOfResolved: the spec in a record makes the plan of the spec that was run.
+// TestPlanOfResolved: the spec in a record gives the same plan as the spec that was run.
 func TestPlanOfResolved(t *testing.T) {
 	s := mustParse(t, plannedSpec)
 	resolved, err := json.Marshal(s)

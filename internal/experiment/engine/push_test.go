@@ -28,7 +28,7 @@ factors:
   push.what: [one, all]
 `
 
-// TestPushRefuses: a mesh and those who speak with it must find each other.
+// TestPushRefuses: a spec is rejected if a mesh and the parts that talk to it do not match.
 func TestPushRefuses(t *testing.T) {
 	mustParse(t, pushSpec)
 	for want, change := range map[string][2]string{
@@ -57,7 +57,7 @@ func TestPushRefuses(t *testing.T) {
 	}
 }
 
-// TestIstiodSpec: the spec for a mesh under istiod, which is no built-in experiment, can be run where that is
+// TestIstiodSpec: the spec for a mesh under istiod, which is not a built-in experiment, can be run if istiod is
 // installed.
 func TestIstiodSpec(t *testing.T) {
 	text, err := os.ReadFile("../../../test/istiod/config-push.yaml")
@@ -90,7 +90,7 @@ arms:
   istiod: {subject: kernelmesh, control-plane: istiod}
 `
 
-// TestIstiodRefuses: a control plane that is started for the data plane is told of the applications alone.
+// TestIstiodRefuses: a control plane that is started for the data plane gets only the applications.
 func TestIstiodRefuses(t *testing.T) {
 	mustParse(t, istiodSpec)
 	for _, more := range []string{"services: 5", "work: replace", "xds: web"} {
@@ -151,7 +151,7 @@ func TestPushTrials(t *testing.T) {
 				t.Errorf("%s at %v: %s is %g", tr.Arm, tr.Factors, name, m[name])
 			}
 		}
-		// Medians: of a change that stood still no connection says when it was usable.
+		// Medians are compared, because no connection shows when a change became usable if the machine stood still then.
 		if m["push_usable_p50_seconds"] < m["push_received_p50_seconds"]/2 ||
 			m["push_p50_seconds"] < m["push_sent_p50_seconds"] || m["push_gap_seconds"] <= 0 || m["throughput_per_second"] <= 0 {
 			t.Errorf("%s at %v: %v", tr.Arm, tr.Factors, m)

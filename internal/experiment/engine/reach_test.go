@@ -17,7 +17,7 @@ import (
 const reachHead = "name: x\nquestion: Q?\napplications: {server: {kind: http}}\n" +
 	"loads: {client: {kind: http, to: server, rate: 10}}\n"
 
-// reachCases are specs and what of them reaches further than guests do by themselves.
+// reachCases are specs, and their settings that reach further than guests do by themselves.
 var reachCases = []struct{ name, spec, want string }{
 	{"nothing", reachHead, ""},
 	{"known programs", reachHead + "arms: {a: {subject: sandbox}, b: {subject: sandbox, runtime: crun}, c: {subject: " +
@@ -60,8 +60,8 @@ var reachCases = []struct{ name, spec, want string }{
 		"arms: {v: {subject: variant, set: 'loads.*.directory=/etc'}}\n", "loads.w.directory (a file)"},
 }
 
-// TestReaches: whatever of a spec reaches further than guests do is found, wherever the spec sets it, and a node that
-// does not allow it does nothing for such a trial.
+// TestReaches: every setting of a spec that reaches further than guests do is found, wherever the spec sets it, and a
+// node that does not allow it does nothing for such a trial.
 func TestReaches(t *testing.T) {
 	errReached := errors.New("the machine was asked for")
 	for _, c := range reachCases {
@@ -97,7 +97,7 @@ func TestReaches(t *testing.T) {
 	}
 }
 
-// TestNodeRefuses: trials that no coordinator of ours makes are refused before anything is done for them.
+// TestNodeRefuses: a node refuses trials that no genuine coordinator sends, before it does anything for them.
 func TestNodeRefuses(t *testing.T) {
 	for _, c := range []struct {
 		name, spec string
@@ -130,7 +130,7 @@ func TestNodeRefuses(t *testing.T) {
 				j.Spec = json.RawMessage(c.spec)
 			} else if s, err := spec.Parse("test", []byte(c.spec), nil); err == nil {
 				j.Spec, _ = json.Marshal(s)
-			} else if c.change == nil { // it does not even get as far as a node
+			} else if c.change == nil { // the spec is already rejected by the parser
 				if !strings.Contains(err.Error(), c.want) {
 					t.Errorf("got %v, want %q", err, c.want)
 				}

@@ -27,7 +27,7 @@ import (
 	"tare/test/owned"
 )
 
-// TestMain lets the test binary take the way into a control group, as tare does when it starts itself again.
+// TestMain lets the test binary enter a control group, as tare does when it executes itself.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == placement.EnterCommand {
 		err := placement.Enter(os.Args[2:])
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// built is the real binary, which is every role, once some test has needed it.
+// built is the real binary, which plays all roles; it is built for the first test that needs it.
 var built struct {
 	once sync.Once
 	path string
@@ -65,7 +65,7 @@ func build(t *testing.T) string {
 }
 
 // emptyWindow replaces the meter, which has separate tests: these tests are about the course of a trial. Its edges are
-// always where they were planned, so that no trial is invalid because the machine has other work.
+// always at the planned times, so no trial is invalid because the machine has other work.
 type emptyWindow struct {
 	opened time.Time
 	from   int64 // CLOCK_MONOTONIC, ns
@@ -91,7 +91,7 @@ type ground struct {
 	machine Machine
 	windows int // opened
 	onOpen  func()
-	again   bool // spoiled trials are run again, as the spec says; else a test counts on the trials that it planned
+	again   bool // spoiled trials are repeated, as the spec says; otherwise exactly the planned trials are run
 	first   bool // only the first trial of the plan is run
 }
 
@@ -117,7 +117,7 @@ func newGround(t *testing.T) *ground {
 	return g
 }
 
-// nothingLeft looks for groups and processes of this test's own.
+// nothingLeft reports an error if groups or processes of this test remain.
 func (g *ground) nothingLeft() {
 	mark := fmt.Sprintf("-p%d-", os.Getpid())
 	for _, h := range g.machine.Cgroups.Hierarchies {
@@ -189,19 +189,19 @@ arms:
 gates: {rate: 0.5, lag: 1s, generator_cpu: 1, errors: 0}
 `
 
-// tolerant is a spec like shortSpec with gates that noise alone does not trip: a machine that tests run on is not
-// steady, nor is there always time for every request.
+// tolerant returns a spec like shortSpec with gates that noise alone does not trip: machines that run tests are not
+// steady, and do not always have time for every request.
 func tolerant(spec string) string {
 	return strings.Replace(spec, "gates: {rate: 0.5, lag: 1s, generator_cpu: 1, errors: 0}",
 		"gates: {rate: 0, lag: 60s, generator_cpu: 1, errors: 0, drift: 1000}", 1)
 }
 
-// TestTrials runs one block with the real processes in real groups: every arm serves every request, by the data plane
-// where there is one.
+// TestTrials runs one block with the real processes in real groups: every arm serves every request, through the data
+// plane if there is one.
 func TestTrials(t *testing.T) {
 	g := newGround(t)
 	var seen []Progress
-	// A neighbour can take the CPU for as long as the short window lasts: then the trial has no requests to judge.
+	// A neighbour can take the CPU for the whole short window; then the trial has no requests to judge.
 	spec := mustParse(t, strings.Replace(tolerant(shortSpec), "duration: 300ms", "duration: 3s", 1))
 	c, trials, err := g.run(t.Context(), spec, func(p Progress) { seen = append(seen, p) })
 	if err != nil {
@@ -243,7 +243,7 @@ func TestTrials(t *testing.T) {
 	}
 }
 
-// TestFailedTrial: one arm cannot work; its trials are recorded with the reason, and the others go on.
+// TestFailedTrial: if one arm cannot work, its trials are recorded with the reason, and the others continue.
 func TestFailedTrial(t *testing.T) {
 	g := newGround(t)
 	s := mustParse(t, shortSpec)
@@ -262,8 +262,7 @@ func TestFailedTrial(t *testing.T) {
 	}
 }
 
-// TestDeadApplication: an application that dies in the midst of the window fails the trial at once, and its death is
-// named.
+// TestDeadApplication: an application that dies during the window fails the trial at once, and the error names it.
 func TestDeadApplication(t *testing.T) {
 	g := newGround(t)
 	s := mustParse(t, shortSpec)
@@ -310,8 +309,7 @@ func v2(t *testing.T, l *cgroup.Layout) string {
 	return h.Mount
 }
 
-// TestInterrupted: the end of the context in the midst of a window takes the trial down, and it is recorded as
-// interrupted.
+// TestInterrupted: if the context ends during a window, the trial is ended and recorded as interrupted.
 func TestInterrupted(t *testing.T) {
 	g := newGround(t)
 	s := mustParse(t, shortSpec)
@@ -327,7 +325,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestHopeless: when nothing works the run is given up, with the exit code and hint of what is wrong.
+// TestHopeless: if nothing works, the run is given up, with the exit code and hint of the cause.
 func TestHopeless(t *testing.T) {
 	g := newGround(t)
 	g.machine.OpenWindow = func(context.Context, int64) (Window, error) {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestTooShort: a quantile that the windows cannot carry is named before the run, with the levels, and with a duration
-// with which it is no longer.
+// TestTooShort: a quantile for which the windows have too few samples is named before the run, with the levels, and
+// with a duration that would be enough.
 func TestTooShort(t *testing.T) {
 	const text = `name: short
 question: What can it show?

@@ -11,7 +11,7 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// fakeStacks notes what is asked of it.
+// fakeStacks records the calls of its methods.
 type fakeStacks struct {
 	begin    error
 	from, to int64
@@ -34,8 +34,8 @@ func (w fakeWindow) CloseAt(context.Context, int64) (*ledger.Ledger, error) {
 	return &ledger.Ledger{}, w.err
 }
 
-// TestStacksOfAWindow: stacks are sampled between the edges of the window and ended once, whatever fails; that they
-// cannot be is said, and fails nothing.
+// TestStacksOfAWindow: stacks are sampled between the edges of the window and ended once, whatever fails. If they
+// cannot be sampled, a warning says so, and nothing fails.
 func TestStacksOfAWindow(t *testing.T) {
 	broken := errors.New("broken")
 	for name, c := range map[string]struct{ stacks, begin, open, closing error }{

@@ -11,8 +11,8 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// TestStrays: a subject that puts itself into another control group costs what no counter of the trial has: its trial
-// says so, and no other does.
+// TestStrays: if a subject moves itself into another control group, no counter of the trial includes its cost. Its
+// trial says so, and no other does.
 func TestStrays(t *testing.T) {
 	g := newGround(t)
 	var mounts []string
@@ -42,7 +42,7 @@ func TestStrays(t *testing.T) {
 	}
 }
 
-// TestObservedHasEnded: a trial whose subject is to be observed and has ended fails and says so; the others are made.
+// TestObservedHasEnded: a trial fails with a clear error if the process to be observed has ended; the others are run.
 func TestObservedHasEnded(t *testing.T) {
 	g := newGround(t)
 	gone := exec.Command("true")

@@ -43,7 +43,7 @@ func TestTraceSpec(t *testing.T) {
 	}
 }
 
-// TestTraceRefuses: what cannot be counted is refused before the run.
+// TestTraceRefuses: a spec whose events cannot be counted is rejected before the run.
 func TestTraceRefuses(t *testing.T) {
 	for want, change := range map[string][2]string{
 		`has a "lines" that is not a regular expression`:                     {`'^\{'`, `'('`},
@@ -66,8 +66,8 @@ func TestTraceRefuses(t *testing.T) {
 	}
 }
 
-// TestTracersThatAreAbsent: a run goes on without an arm that may be missing, and says which and why; without any other
-// it does not begin.
+// TestTracersThatAreAbsent: a run continues without an arm whose program may be missing, and says which arm and why. If
+// no other arm remains, it does not begin.
 func TestTracersThatAreAbsent(t *testing.T) {
 	const other = "  gone: {subject: command, command: no-such-tracer-anywhere, lines: ''%s}\n"
 	with := func(more, rest string) *spec.Spec {
@@ -103,7 +103,7 @@ func TestTracersThatAreAbsent(t *testing.T) {
 	}
 }
 
-// TestTracedTrials runs a block with the real load, the real kernel and real tracers: everything counts to the event.
+// TestTracedTrials runs a block with the real load, kernel and tracers: all counts agree exactly.
 func TestTracedTrials(t *testing.T) {
 	g := newGround(t)
 	v2(t, g.machine.Cgroups)
@@ -154,7 +154,7 @@ func TestTracedTrials(t *testing.T) {
 	}
 }
 
-// TestTracersThatDoNotWork: a trial fails by the tracer's own fault, and says so in the tracer's words.
+// TestTracersThatDoNotWork: a trial that fails because of the tracer shows the tracer's own error message.
 func TestTracersThatDoNotWork(t *testing.T) {
 	g := newGround(t)
 	v2(t, g.machine.Cgroups)

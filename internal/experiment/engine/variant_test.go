@@ -7,8 +7,8 @@ import (
 	"tare/internal/experiment/load"
 )
 
-// TestVariantTrials: the delay that one arm sets is in its requests, and not in those of the baseline. How exact it is,
-// test/bench/noise shows.
+// TestVariantTrials: the delay that one arm sets is in its requests, and not in those of the baseline. test/bench/noise
+// shows how exact it is.
 func TestVariantTrials(t *testing.T) {
 	const spec = `name: planted
 question: Is a planted delay seen?
@@ -38,7 +38,7 @@ gates: {rate: 0, lag: 60s, drift: 1000, errors: 1}
 		if tr.Arm == "slow" {
 			least = 201 * time.Millisecond
 		}
-		// No request can be faster than its delay; of the baseline some must be faster than the planted one.
+		// No request can be faster than its delay; some requests of the baseline must be faster than the planted delay.
 		if shortest := time.Duration(h.Min()); shortest < least-least/100 ||
 			tr.Arm != "slow" && shortest >= 200*time.Millisecond {
 			t.Errorf("%s: the fastest request took %s, with a delay of %s", tr.Arm, shortest, least)

@@ -8,7 +8,7 @@ import (
 	"tare/test/vm/guest"
 )
 
-// TestWarnWithoutALedger: the warnings of a trial that fails before its window, and has no ledger, are in its record.
+// TestWarnWithoutALedger: a trial that fails before its window has no ledger, but its warnings are in its record.
 func TestWarnWithoutALedger(t *testing.T) {
 	guest.KernelFree(t)
 	x := &trial{record: &record.Trial{}}

@@ -12,7 +12,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// actor is a guest that plays, and notes how.
+// actor is a guest with a process that records its settings.
 type actor struct{ played *played }
 
 type played struct{ values param.Values }
@@ -25,7 +25,7 @@ func (actor) About() About {
 	}, Process: []param.Setting{
 		{Name: "lines", Type: param.TypeCount, Default: "3", Min: 1},
 		{Name: "cue", Type: param.TypeText},
-		{Name: "prompter", Type: param.TypeText}, // who it is, and not how many
+		{Name: "prompter", Type: param.TypeText}, // a name, unlike the setting of a spec, which is a number
 		{Name: "to", Type: param.TypeText},
 		SeedSetting, SubjectSetting,
 		{Name: "said", Type: param.TypeText, Many: true},
@@ -41,7 +41,7 @@ func (a actor) Play(_ context.Context, _ *role.Conn, v param.Values) error {
 	return nil
 }
 
-// Check refuses what its settings alone cannot.
+// Check rejects combinations that single settings allow.
 func (actor) Check(v param.Values) error {
 	if v["cue"] == "none" || v["prompter"] != "" {
 		return errors.New("it needs a cue")
@@ -54,15 +54,15 @@ type extra struct{}
 
 func (extra) About() About { return About{Name: "extra"} }
 
-// stage registers a load for the time of a test.
+// stage registers a load for the duration of a test.
 func stage(t *testing.T, g Guest) {
 	t.Helper()
 	Register(Load, g)
 	t.Cleanup(func() { delete(registry[Load], g.About().Name) })
 }
 
-// TestPlay: what Command makes of a site and settings is what the guest's process gets. Settings of the process that
-// are other ones in a spec are not checked as those.
+// TestPlay: the guest's process gets the site and settings that Command encoded. Settings of the process that differ
+// from those of a spec with the same name are not checked as the latter.
 func TestPlay(t *testing.T) {
 	var got played
 	stage(t, actor{&got})

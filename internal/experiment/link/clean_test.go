@@ -14,7 +14,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// TestClean: interfaces of owners that have ended are removed, and those of living owners and of others are not.
+// TestClean: interfaces whose owners have ended are removed; those of live owners, and those of others, are kept.
 func TestClean(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes network namespaces")
@@ -28,7 +28,7 @@ func TestClean(t *testing.T) {
 		t.Fatal(err)
 	}
 	dead := self
-	dead.Start++ // the pid came round again
+	dead.Start++ // as if the PID had been reused
 	n, err := NewNamespace()
 	if err != nil {
 		t.Fatal(err)

@@ -25,7 +25,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestTakenNets: the networks of addresses and of routes are taken, and a default route takes nothing.
+// TestTakenNets: the networks of addresses and of routes count as taken; a default route takes none.
 func TestTakenNets(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes network namespaces")

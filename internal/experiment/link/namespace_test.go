@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestNamespaces: two namespaces that are joined reach each other and nobody else does; threads of this process stay
-// where they were, the first one above all, and the namespaces go with the last who has them open.
+// TestNamespaces: two joined namespaces reach each other, and no others reach them. The threads of this process, above
+// all the first, stay in their namespace, and the new namespaces disappear when nothing has them open.
 func TestNamespaces(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes network namespaces")
@@ -45,7 +45,7 @@ func TestNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	// From many goroutines at once, so that the first thread is asked as well.
+	// From many goroutines at once, so that the first thread is checked too.
 	var all sync.WaitGroup
 	for range 4 * runtime.GOMAXPROCS(0) {
 		all.Go(func() {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestMakePair: the far end goes into the namespace and nowhere else, though whoever ran in it has ended and another
-// process has its number.
+// TestMakePair: the far end is created in the namespace and nowhere else, even if the process that ran there has ended
+// and another process has its PID.
 func TestMakePair(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: network namespaces")

@@ -11,7 +11,7 @@ import (
 	"tare/test/vm/guest"
 )
 
-// ramp puts a histogram into r of so many samples of 1, 2, 3, ... microseconds, each counted so often.
+// ramp sets a histogram of r with the values 1, 2, 3, ... microseconds, up to samples, each recorded each times.
 func ramp(t *testing.T, r *Result, name string, samples int, each int64) {
 	t.Helper()
 	h := hdrhistogram.New(1, 100e9, 3)
@@ -25,7 +25,8 @@ func ramp(t *testing.T, r *Result, name string, samples int, each int64) {
 	}
 }
 
-// TestDistributions: every histogram gives its mean and largest value, and those quantiles that its samples can carry.
+// TestDistributions: every histogram gives its mean and largest value, and the quantiles for which it has enough
+// samples.
 func TestDistributions(t *testing.T) {
 	guest.KernelFree(t)
 	r := &Result{Running: &Running{Scale: 1000, Undisturbed: 2000,
@@ -48,7 +49,7 @@ func TestDistributions(t *testing.T) {
 		Latency:        {100_000, 50e-3, 50e-3, 90e-3, 99e-3, 99.9e-3, 100e-3},
 		Service:        {1000, 0.5e-3, 0.5e-3, 0.9e-3, 0.99e-3, no, 1e-3},
 		Connect:        {15, 8e-6, no, no, no, no, 15e-6},
-		LatencyRunning: {2000, 1e-3, 1e-3, 1.8e-3, no, no, 2e-3}, // 9 of equal weight are too few for a p99
+		LatencyRunning: {2000, 1e-3, 1e-3, 1.8e-3, no, no, 2e-3}, // 9 samples of equal weight are too few for a p99
 	} {
 		d, ok := all[name]
 		if !ok || d.Count != want.count {

@@ -6,8 +6,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// TestAnswers: without a count of its own, the number of answers in the window is Done, if nearly all of these came in
-// time.
+// TestAnswers: if the load does not count the answers in the window, their number is Done, provided that nearly all of
+// these came in time.
 func TestAnswers(t *testing.T) {
 	// Loads that start processes have no connections.
 	execs := Result{Mode: Open, Seconds: 2, Intended: 40, Sent: 40, Done: 40, Late: 1}
@@ -29,8 +29,8 @@ func TestAnswers(t *testing.T) {
 		{Result{Done: 20_000, Late: 5000, Finished: new(int64(0))}, 0, true},
 		{Result{Done: 20_000, Late: 200}, 20_000, true},
 		{Result{Done: 20_000, Late: 201}, 20_000, false},
-		{Result{Done: 20_000, Late: 201, Mode: Closed}, 20_000, true}, // as many were under way at the begin
-		{Result{Intended: 2000, Sent: 1500, Done: 1500}, 1500, false}, // of a load that sends nothing after the window
+		{Result{Done: 20_000, Late: 201, Mode: Closed}, 20_000, true}, // as many were in flight at the beginning
+		{Result{Intended: 2000, Sent: 1500, Done: 1500}, 1500, false}, // a load that sends nothing after the window
 		{Result{}, 0, true},
 		{execs, 40, true}, // one of 30 ms was in progress at the end
 		{grew, 40, false},

@@ -34,7 +34,7 @@ func fill(v reflect.Value) {
 	}
 }
 
-// TestMerge: two equal results become one with every field of both, except for those that cannot be merged.
+// TestMerge: two equal results are merged in every field, except those that cannot be merged.
 func TestMerge(t *testing.T) {
 	var one, want Result
 	fill(reflect.ValueOf(&one).Elem())

@@ -15,7 +15,7 @@ func TestTells(t *testing.T) {
 		r        *Running
 		quantile string
 		q        float64
-		why      string // empty: it tells
+		why      string // empty: the quantile is reported
 	}{
 		"p50":                 {&good, "p50", 0.5, ""},
 		"p99":                 {&good, "p99", 0.99, ""},
@@ -40,7 +40,7 @@ func TestTells(t *testing.T) {
 	}
 }
 
-// What is lost lies beyond all that is known.
+// TestRank: lost requests count as slower than all others.
 func TestRank(t *testing.T) {
 	for _, c := range []struct{ lost, q, want float64 }{{0, 0.9, 0.9}, {0.1, 0.9, 1}, {0.5, 0.25, 0.5}, {1, 0.5, 1}} {
 		if got := (&Running{LostShare: c.lost}).Rank(c.q); math.Abs(got-c.want) > 1e-12 {
@@ -61,7 +61,7 @@ func TestTellsOf(t *testing.T) {
 	old.Bursts = nil
 	for name, c := range map[string]struct {
 		level, arm []*Running
-		why        string // empty: they tell
+		why        string // empty: the quantile is reported
 	}{
 		"good":                  {[]*Running{good, good}, []*Running{good}, ""},
 		"few bursts in all":     {[]*Running{rare, rare}, []*Running{rare}, "come in 1.0 bursts"},
@@ -78,7 +78,7 @@ func TestTellsOf(t *testing.T) {
 	}
 }
 
-// TestMergeRunning: what nodes say adds up, and a node can send any number.
+// TestMergeRunning: the figures of nodes are added up, and a node can send any numbers.
 func TestMergeRunning(t *testing.T) {
 	a := &Running{Method: "requests", Undisturbed: 60, Disturbed: 40, LostShare: 0.02, LargestWeight: 2, Scale: 1000,
 		Beyond: map[string]map[string]float64{LatencyRunning: {"p50": 30}}}

@@ -7,13 +7,13 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// TestTallyMerge: every count and every histogram is added up, and all of them are in the result.
+// TestTallyMerge: every count and every histogram is added up, and the result has all of them.
 func TestTallyMerge(t *testing.T) {
 	one := NewTally()
 	one.Began(100, 103, 2)
 	one.Answered(100, 103, 205, 100, 200) // late
-	one.Answered(90, 95, 100, 100, 200)   // of the warm-up
-	one.Answered(90, 95, 99, 100, 200)    // ended in it
+	one.Answered(90, 95, 100, 100, 200)   // a request of the warm-up, answered in the window
+	one.Answered(90, 95, 99, 100, 200)    // answered in the warm-up
 	Record(one.Histogram(Connect), 2*Longest)
 	sum := NewTally()
 	sum.Merge(&one)

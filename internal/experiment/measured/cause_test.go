@@ -10,7 +10,7 @@ import (
 
 func ptr[T any](v T) *T { return &v }
 
-// noisy is the ledger of a window of 2 s on 2 CPUs.
+// noisy returns the ledger of a window of 2 s on 2 CPUs, after change.
 func noisy(change func(*ledger.Ledger)) *ledger.Ledger {
 	l := &ledger.Ledger{
 		Window: ledger.Window{Seconds: 2},
@@ -91,7 +91,7 @@ func TestDisturbance(t *testing.T) {
 		!slices.Equal(d.Culprits, []string{"/system.slice"}) {
 		t.Errorf("%+v, want %g foreign", d, want)
 	}
-	// Whose group could not be read for it had ended may be the trial's own: the kernel's counters tell.
+	// A process whose group could not be read because it had ended may belong to the trial: the kernel's counters decide.
 	short := DisturbanceOf(noisy(func(l *ledger.Ledger) {
 		l.Noise = &ledger.Noise{Occupied: []ledger.Stall{{Seconds: 0.8, PID: 7, Comm: "sh"}}}
 	}), 99, "/trial")
@@ -109,12 +109,12 @@ func TestDisturbance(t *testing.T) {
 	}
 }
 
-// TestReasons: what a trial's reasons say once causes and voids are settled.
+// TestReasons: a trial's reasons after their causes and the metrics that they void are determined.
 func TestReasons(t *testing.T) {
 	values := map[string]float64{"latency_p50_seconds": 1, "throughput_per_second": 1, "map_bytes": 1}
 	counts := map[string]record.Count{"bpf_client_share": {In: 1, Of: 2}}
 	quiet := DisturbanceOf(noisy(func(*ledger.Ledger) {}), 99, "/trial")
-	// A generator that was late by itself is why the rate was missed: then it is no result of the subject.
+	// If a generator that was late by itself is why the rate was missed, that is not a result of the subject.
 	rs := ReasonsOf([]Trip{Tripped(GateRate, 0.9, 0.99, "slow"), Tripped(GateLag, 0.03, 0.025, "late")}, quiet,
 		values, counts)
 	if rs[0].Cause != ledger.Generator || !slices.Equal(rs[0].Voids,

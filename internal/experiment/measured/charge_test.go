@@ -8,7 +8,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// What a trial's groups are for says whose they are, and the subject's programs and maps are its own wherever they ran.
+// The roles of a trial's groups determine their charges, and the subject's programs and maps are charged to the subject
+// wherever they run.
 func TestTrialIsCharged(t *testing.T) {
 	group := func(path string, cpu float64, hard int64) ledger.Cgroup {
 		return ledger.Cgroup{Path: path, CPUSeconds: &cpu, Memory: &ledger.Memory{Hard: &hard}}
@@ -64,7 +65,7 @@ func TestTrialIsCharged(t *testing.T) {
 		}
 	}
 
-	// In the arm of a baseline nothing is the subject's.
+	// In a baseline arm nothing belongs to the subject.
 	m = &Measured{Trial: record.Trial{Ledger: made()}}
 	delete(roles, "/tare/trial/subject")
 	m.SetRoles(roles)
@@ -72,7 +73,7 @@ func TestTrialIsCharged(t *testing.T) {
 		t.Errorf("a baseline: %+v, %+v", w, m.Ledger.Tare)
 	}
 
-	// The coordinator's ledger has the programs of local nodes, whose records say whose they are.
+	// The coordinator's ledger includes the programs of local nodes, whose records contain their charges.
 	objects := NodesObjects{programs: map[uint32]ledger.Charged{}, maps: map[uint32]ledger.Charged{}}
 	objects.add(after)
 	whole := made()

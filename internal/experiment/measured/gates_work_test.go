@@ -12,7 +12,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// rising are the slices of a window of which each half has as many pieces of work in a slice as given, save for noise.
+// rising returns the slices of a window in which each slice of a half has the given number of pieces of work, apart
+// from noise.
 func rising(first, second int64) []load.Slice {
 	s := make([]load.Slice, load.Slices)
 	for i := range s {
@@ -24,7 +25,7 @@ func rising(first, second int64) []load.Slice {
 	return s
 }
 
-// TestWorkGates: a subject's own work trips the gates of loads that mean something for it, and says that it is its.
+// TestWorkGates: a subject's own work trips those gates for loads that apply to it, and the reason names it.
 func TestWorkGates(t *testing.T) {
 	good := load.Result{
 		Mode: load.Closed, Seconds: 1, Done: 2000, Intended: 2000, Sent: 2000, Slices: rising(100, 100),

@@ -9,8 +9,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// TestObserved: a group that a trial did not make, of an application that ran before it, counts as the trial's own: its
-// CPU time is what the work cost, it is no neighbour that disturbs, and it stays in the record.
+// TestObserved: the group of an application that ran before the trial counts as the trial's own: its CPU time is the
+// cost of the work, it does not count as a neighbour, and it is kept in the record.
 func TestObserved(t *testing.T) {
 	const tree, there = "/tare-trial-1", "/system.slice/nginx.service"
 	group := func(path string, cpu float64) ledger.Cgroup { return ledger.Cgroup{Path: path, CPUSeconds: &cpu} }

@@ -9,7 +9,7 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// TestPoolByAnswers: a node weighs as much in the cost of a request as it had requests answered in the window.
+// TestPoolByAnswers: in the pooled cost of a request, a node has the weight of its answers in the window.
 func TestPoolByAnswers(t *testing.T) {
 	const name = "cpu_seconds_per_request"
 	node := func(cost float64, r load.Result) record.NodeTrial {
@@ -34,12 +34,13 @@ func TestPoolByAnswers(t *testing.T) {
 	}
 }
 
-// execs is a load that makes events.
+// execs is a load that generates events.
 type execs struct{}
 
 func (execs) About() kind.About { return kind.About{Name: "execs", MakesEvents: true} }
 
-// TestPoolByExpectedEvents: a tracer's cost per event that it should deliver is pooled by those, not by the load's.
+// TestPoolByExpectedEvents: a tracer's cost per expected event is pooled by the numbers of expected events, not of
+// generated ones.
 func TestPoolByExpectedEvents(t *testing.T) {
 	m := &Metric{Definition: metric.Definition{Name: "cost", Pool: metric.PerExpected}}
 	over := func(costs []float64, expected ...*int64) (float64, bool) {
@@ -51,7 +52,7 @@ func TestPoolByExpectedEvents(t *testing.T) {
 		}
 		return p.Over(m)
 	}
-	// one second each, of 1,000 events and of 10,000
+	// one second each, for 1,000 and for 10,000 events
 	if v, ok := over([]float64{1, 0.1}, new(int64(1000)), new(int64(10_000))); !ok || v != 2.0/11 {
 		t.Errorf("%g (%v), want %g", v, ok, 2.0/11)
 	}

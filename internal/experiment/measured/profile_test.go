@@ -15,7 +15,7 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// sampled is a profile of samples, each of a function of a group.
+// sampled returns a profile with one sample for each of the given functions, by group.
 func sampled(groups map[string][]string) *pprof.Profile {
 	p := &pprof.Profile{Comments: []string{"lost samples: 1"}}
 	for group, functions := range groups {
@@ -32,7 +32,8 @@ func sampled(groups map[string][]string) *pprof.Profile {
 	return p
 }
 
-// TestProfile: samples of a part's group, and of groups below it, count for the part; those of other groups for none.
+// TestProfile: samples of a part's group, and of groups below it, are counted for the part; those of other groups for
+// none.
 func TestProfile(t *testing.T) {
 	m := &Measured{
 		Trial: record.Trial{
@@ -84,8 +85,8 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// TestLongNames: names that begin alike, such as those of C++ templates, are not of one function; a long name is in the
-// record in part.
+// TestLongNames: different names with the same beginning, such as those of C++ templates, remain different functions; a
+// long name is truncated in the record.
 func TestLongNames(t *testing.T) {
 	m := &Measured{
 		Trial: record.Trial{Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 1}}}, Setup: &kind.Setup{},
@@ -98,7 +99,8 @@ func TestLongNames(t *testing.T) {
 	}
 }
 
-// TestProfileIsBounded: of more functions than a record has, the largest are kept, and the others are in the rest.
+// TestProfileIsBounded: if there are more functions than a record may have, it has the largest, and the rest includes
+// the others.
 func TestProfileIsBounded(t *testing.T) {
 	m := &Measured{
 		Trial: record.Trial{Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 1}}}, Setup: &kind.Setup{},

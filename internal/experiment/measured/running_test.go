@@ -17,8 +17,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// TestStallsOf: stalls are what the hypervisor took and what a neighbour's task held, as one; what the trial does to
-// itself, and looks that came late for somebody had turned interrupts off, are none.
+// TestStallsOf: stalls are the times that the hypervisor took and those for which a neighbour's task held a CPU,
+// merged. Those caused by the trial itself, and looks that were late because interrupts were off, do not count.
 func TestStallsOf(t *testing.T) {
 	const tree = "/tare/trial-1"
 	hypervisor := func(from, to int64) ledger.Stall { return ledger.Stall{From: from, To: to, Cause: ledger.Hypervisor} }
@@ -65,7 +65,8 @@ func TestStallsOf(t *testing.T) {
 	}
 }
 
-// TestStallsOnASharedMachine: the processes of other nodes of the same run are no neighbours; the hypervisor is.
+// TestStallsOnASharedMachine: the processes of other nodes of the same run do not count as neighbours; the hypervisor
+// does.
 func TestStallsOnASharedMachine(t *testing.T) {
 	now := time.Now()
 	s := StallsOf(&ledger.Ledger{Window: ledger.Window{Start: now, End: now}, Noise: &ledger.Noise{
@@ -77,7 +78,7 @@ func TestStallsOnASharedMachine(t *testing.T) {
 	}
 }
 
-// undisturbed is a load of which every request took ns, weighted as in a run.
+// undisturbed returns the result of a load whose undisturbed requests all took ns nanoseconds.
 func undisturbed(t *testing.T, mode string, ns int64, run load.Running) load.Result {
 	t.Helper()
 	r := load.Result{Mode: mode, Seconds: 10, Running: &run}
@@ -104,19 +105,19 @@ func TestRunningMetrics(t *testing.T) {
 	m := &Measured{Trial: record.Trial{Loads: map[string]load.Result{"one": one, "two": one}}}
 	for name, want := range map[string]float64{
 		"latency_running_p50_seconds": 70e-6, "latency_running_p90_seconds": 70e-6,
-		"latency_running_p99_seconds":   70e-6, // 6 of each load are 12
+		"latency_running_p99_seconds":   70e-6, // 6 samples beyond it of each load make 12
 		"latency_running_p999_seconds":  -1,
 		"connect_running_p50_seconds":   -1,
 		"own_lag_running_p99_seconds":   70e-6,
 		"disturbed_share":               0.4,
-		"throughput_running_per_second": -1, // of an open loop
+		"throughput_running_per_second": -1, // absent for an open loop
 	} {
 		got, ok := valueOf(t, m, name)
 		if ok != (want >= 0) || ok && math.Abs(got-want) > 0.002*want {
 			t.Errorf("%s: %g, %t, want %g", name, got, ok, want)
 		}
 	}
-	m.Loads["two"] = load.Result{Histograms: one.Histograms} // which tells nothing apart, and has latencies
+	m.Loads["two"] = load.Result{Histograms: one.Histograms} // has latencies, but not of undisturbed requests
 	if v, ok := valueOf(t, m, "latency_running_p50_seconds"); ok {
 		t.Errorf("a median of two loads, one of which tells nothing apart: %g", v)
 	}
@@ -137,7 +138,8 @@ func valueOf(t *testing.T, m *Measured, name string) (float64, bool) {
 	return 0, false
 }
 
-// TestLagWhileRunning: a generator that is late while the machine runs voids what is told of that, and nothing else.
+// TestLagWhileRunning: a generator that is late while the machine runs voids the metrics of undisturbed requests, and
+// no others.
 func TestLagWhileRunning(t *testing.T) {
 	run := load.Running{Undisturbed: 2000, Beyond: map[string]map[string]float64{load.OwnLagRunning: {"p99": 20}}}
 	r := undisturbed(t, load.Open, 2e6, run)
@@ -169,7 +171,7 @@ func TestLagWhileRunning(t *testing.T) {
 	}
 }
 
-// TestHeldUp: what was due while the machine stood still at the window's end was under way.
+// TestHeldUp: requests that were due while the machine stood still at the end of the window count as in flight.
 func TestHeldUp(t *testing.T) {
 	const ms = int64(1e6)
 	for _, c := range []struct {
@@ -188,8 +190,7 @@ func TestHeldUp(t *testing.T) {
 	}
 }
 
-// TestTrimNoise: a record lists the longest stalls in the order of time, and what the trial's own processes held is
-// none.
+// TestTrimNoise: a record lists the longest stalls in order of time, without those caused by the trial's own processes.
 func TestTrimNoise(t *testing.T) {
 	n := &ledger.Noise{StallsOmitted: 1}
 	for i := range 2 * maxStallsKept {

@@ -17,8 +17,8 @@ import (
 
 const subjectTree = "/tare/trial"
 
-// inComponents is a trial whose subject has a proxy and a control plane, with groups of their own in one for both, and
-// a group that the proxy made inside its own.
+// inComponents returns a trial whose subject has a proxy and a control plane. Both have groups inside that of the
+// subject, and the proxy created a group inside its own.
 func inComponents() *Measured {
 	group := func(path string, cpu float64, hard int64) ledger.Cgroup {
 		anon, file, shmem, kernel := uint64(hard), uint64(2*hard), uint64(hard/2), uint64(hard/4)
@@ -57,7 +57,7 @@ func inComponents() *Measured {
 	}
 	whole, limited := NewRole(kind.Subject, ""), NewRole(kind.Subject, "proxy")
 	whole.Limited, limited.Limited = true, true
-	worker := NewRole(kind.Subject, "proxy") // a group below that was given a role of its own counts once all the same
+	worker := NewRole(kind.Subject, "proxy") // a group below that has a separate role is still counted once
 	m.SetRoles(map[string]GroupRole{
 		subjectTree + "/subject": whole, subjectTree + "/subject/proxy": limited,
 		subjectTree + "/subject/proxy/worker": worker, subjectTree + "/subject/control": NewRole(kind.Subject, "control"),
@@ -65,7 +65,7 @@ func inComponents() *Measured {
 	return m
 }
 
-// TestSubjectCountsOnce: what is in a group of the subject is in the group above it, whichever of them have a role.
+// TestSubjectCountsOnce: a group of the subject is included in the group above it, whichever of them have a role.
 func TestSubjectCountsOnce(t *testing.T) {
 	whole := map[string]float64{
 		"subject_cpus": 0.5, "subject_bpf_cpus": 0.125, "memory_hard_bytes": 1000, "memory_soft_bytes": 3000,
@@ -106,7 +106,7 @@ func TestSubjectCountsOnce(t *testing.T) {
 // TestComponents: a metric is reported for each component for which it is known, and is absent for others.
 func TestComponents(t *testing.T) {
 	m := inComponents()
-	delete(m.Processes, "control") // they had gone when somebody looked
+	delete(m.Processes, "control") // the processes had ended when they were to be read
 	want := map[string]map[string]float64{
 		"proxy": {"subject_cpus": 0.3, "memory_hard_bytes": 600, "memory_soft_bytes": 1800, "memory_anon_bytes": 600,
 			"memory_file_bytes": 1200, "memory_shmem_bytes": 300, "memory_kernel_bytes": 150, "map_bytes": 120},
@@ -129,8 +129,8 @@ func TestComponents(t *testing.T) {
 	}
 }
 
-// TestThrottledComponents: a limit that was asked for trips no gate, and any other does, component by component. The
-// limit of a part that only has the same name as a component, such as another arm, is none of the component's.
+// TestThrottledComponents: in each component, throttling by a requested limit trips no gate, and any other does. The
+// limit of another part that has the same name as a component, such as an arm, does not count.
 func TestThrottledComponents(t *testing.T) {
 	var tripped []string
 	for _, trip := range inComponents().throttled() {
@@ -142,8 +142,8 @@ func TestThrottledComponents(t *testing.T) {
 	}
 }
 
-// TestThrottledAbove: a trial is held back with what holds it, such as the container that tare runs in, whatever the
-// trial's own groups say; one beside it is not.
+// TestThrottledAbove: if a group above the trial's is throttled, such as the container that tare runs in, so is the
+// trial, whatever its own groups show. A group beside it has no effect.
 func TestThrottledAbove(t *testing.T) {
 	for path, want := range map[string]int{"/": 1, "/tare": 1, "/tare/other": 0, "/tar": 0} {
 		m := inComponents()
@@ -155,8 +155,8 @@ func TestThrottledAbove(t *testing.T) {
 	}
 }
 
-// TestReset: where a counter of the trial's groups was set back, its cost is not known, and the gate names the group,
-// also where the ledger's warnings name only the first groups. Those of groups that are not the trial's void nothing.
+// TestReset: if a counter of one of the trial's groups was reset, its cost is unknown, and the gate names the group,
+// even if the ledger's warnings name only other groups. Resets in groups outside the trial void nothing.
 func TestReset(t *testing.T) {
 	deep := "/subject/" + strings.Repeat("deep/", 60) + "er" // longer than a warning's path
 	for path, want := range map[string]int{
@@ -178,7 +178,7 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// TestPoolComponents: over nodes a component's metric is pooled as that of the whole, and is absent where a good node
+// TestPoolComponents: over nodes, a component's metric is pooled like that of the whole, and is absent if a good node
 // lacks it.
 func TestPoolComponents(t *testing.T) {
 	node := func(failed string, components map[string]map[string]float64) record.NodeTrial {
@@ -194,7 +194,7 @@ func TestPoolComponents(t *testing.T) {
 		"two": {[]record.NodeTrial{node("", proxy(0.25, 100)), node("", proxy(0.5, 300))},
 			map[string]float64{"subject_cpus": 0.75, "memory_hard_bytes": 200}},
 		"one failed": {[]record.NodeTrial{node("", proxy(0.25, 100)), node("gone", nil)},
-			map[string]float64{"memory_hard_bytes": 100}}, // sums would be of too few
+			map[string]float64{"memory_hard_bytes": 100}}, // sums would lack a node
 		"one has no such component": {[]record.NodeTrial{node("", proxy(0.25, 100)), node("", nil)}, nil},
 	} {
 		p := &Pool{Setup: &kind.Setup{}, Trial: &record.Trial{Nodes: c.nodes}}
@@ -205,7 +205,7 @@ func TestPoolComponents(t *testing.T) {
 	}
 }
 
-// TestPoolWork: the trial has the work of all nodes' subjects, as far as every good node has it.
+// TestPoolWork: the trial has the sum of the work of all nodes' subjects, if every good node has it.
 func TestPoolWork(t *testing.T) {
 	node := func(failed string, work *load.Result) record.NodeTrial {
 		return record.NodeTrial{Failed: failed, Trial: &record.Trial{Work: work}}
@@ -230,13 +230,13 @@ func TestPoolWork(t *testing.T) {
 	}
 }
 
-// proxies is a subject that stands in the path of requests.
+// proxies is a subject in the path of requests.
 type proxies struct{}
 
 func (proxies) About() kind.About { return kind.About{Name: "proxies", InPath: kind.Always} }
 
-// TestRequestParts: the parts of a request's CPU time add up to the whole, in arms with a subject and without one;
-// where no subject stands in the path, there are none.
+// TestRequestParts: the parts of a request's CPU time add up to the whole, in arms with and without a subject; if no
+// subject is in the path, there are no parts.
 func TestRequestParts(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -279,7 +279,7 @@ func TestRequestParts(t *testing.T) {
 			{Name: ledger.LineInterrupts, Seconds: 0.2},
 		}}
 		c.change(m)
-		if c.subject == 0 { // then its groups use nothing
+		if c.subject == 0 { // then the subject's groups use nothing
 			m.Ledger.Cgroups[len(m.Ledger.Cgroups)-3].CPUSeconds = new(0.7)
 		}
 		values := m.Values()
@@ -313,7 +313,7 @@ func TestRequestParts(t *testing.T) {
 	}
 }
 
-// TestIncomplete: where programs or maps of the subject may be missing, what they use is not known.
+// TestIncomplete: if programs or maps of the subject may be missing, what they use is unknown.
 func TestIncomplete(t *testing.T) {
 	for _, incomplete := range []bool{false, true} {
 		m := inComponents()

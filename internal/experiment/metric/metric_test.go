@@ -22,7 +22,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// TestCounterpart: of all and of undisturbed requests there may be two metrics, each of which answers for the other.
+// TestCounterpart: a metric of all requests and the one of undisturbed requests are counterparts of each other.
 func TestCounterpart(t *testing.T) {
 	s := NewSet([]Definition{{Name: "a_seconds", Instead: "b_seconds"}, {Name: "b_seconds"}, {Name: "c_seconds"}})
 	for name, want := range map[string]string{
@@ -34,7 +34,7 @@ func TestCounterpart(t *testing.T) {
 	}
 }
 
-// TestQuantiles: which metric is which quantile is in the definitions, whatever the metrics are called.
+// TestQuantiles: the definitions determine which metric is which quantile, whatever the metrics are called.
 func TestQuantiles(t *testing.T) {
 	s := NewSet([]Definition{
 		{Name: "slow_seconds", Histogram: "latency", Quantile: 0.99},
@@ -55,8 +55,8 @@ func TestQuantiles(t *testing.T) {
 	}
 }
 
-// TestComplete: definitions of an earlier version are read as they stand, and say of their metrics what they could
-// not say yet as those of today do.
+// TestComplete: definitions of an earlier version are kept as they are; properties that did not exist then are taken
+// from today's definitions.
 func TestComplete(t *testing.T) {
 	today := []Definition{
 		{

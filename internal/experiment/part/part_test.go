@@ -16,7 +16,7 @@ import (
 
 var secret = Secret{Token: "token", Pod: "pod"}
 
-// listening serves a part of version 1 that has a token, until the test ends.
+// listening serves a part of version 1, which has a token, until the test ends.
 func listening(t *testing.T, player Player) (address string, ended <-chan error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -38,7 +38,7 @@ func dial(t *testing.T, address string) net.Conn {
 	return c
 }
 
-// reached is an address at which somebody begins to listen after a while.
+// reached returns an address at which a listener starts after a while.
 func reached(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -59,7 +59,8 @@ func reached(t *testing.T) string {
 
 func fails(t *testing.T) func(error) { return func(err error) { t.Errorf("it ended: %v", err) } }
 
-// TestPart: strangers are hung up on, another build learns why, and the load then plays what the trial says.
+// TestPart: connections of strangers are closed, another version gets an error, and the load then runs with the trial's
+// arguments.
 func TestPart(t *testing.T) {
 	address, ended := listening(t, func(ctx context.Context, conn *role.Conn, args []string) error {
 		return role.Work(ctx, conn, role.Wants{}, func(context.Context, role.Schedule) (string, error) {
@@ -116,7 +117,7 @@ func TestPart(t *testing.T) {
 	}
 }
 
-// TestPartFails: the trial learns what goes wrong in a part.
+// TestPartFails: the trial gets the error of a part.
 func TestPartFails(t *testing.T) {
 	address, ended := listening(t, func(context.Context, *role.Conn, []string) error { return errors.New("no room") })
 	said := make(chan error, 1)
@@ -132,8 +133,7 @@ func TestPartFails(t *testing.T) {
 	}
 }
 
-// A process that listens in the place of a part learns nothing from the trial, and the trial believes nothing that it
-// says.
+// A process that listens in place of a part gets nothing from the trial, and its messages are rejected.
 func TestImpostor(t *testing.T) {
 	strange := &tls.Config{MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAnyClientCert}
 	if other, err := (Secret{Token: "token", Pod: "its own"}).config(); err != nil {
@@ -174,7 +174,7 @@ func TestImpostor(t *testing.T) {
 	}
 }
 
-// A process that listens in the place of a part and never answers does not make the trial wait without end.
+// The trial does not wait forever for a process that listens in place of a part and never answers.
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
@@ -186,7 +186,7 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// TestNobodyComes: a part does not wait without end.
+// TestNobodyComes: a part does not wait forever.
 func TestNobodyComes(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -31,7 +31,7 @@ const (
 // container is a process in private namespaces and a separate control group. It ends with the test.
 type container struct {
 	t     *testing.T
-	cmd   *exec.Cmd // which started it, and dies with it
+	cmd   *exec.Cmd // the process that started the container, and ends with it
 	in    *bufio.Writer
 	lines *bufio.Scanner
 }
@@ -64,7 +64,7 @@ func startContainer(t *testing.T, l *cgroup.Layout, part string, flags uintptr) 
 	return c
 }
 
-// kill kills the container, and what it had in its group.
+// kill kills the container, and the processes in its group.
 func (c *container) kill(l *cgroup.Layout, group string) {
 	_ = c.cmd.Process.Kill()
 	_ = c.cmd.Wait()
@@ -74,7 +74,7 @@ func (c *container) kill(l *cgroup.Layout, group string) {
 	}
 }
 
-// line is the next that it says.
+// line returns the container's next line of output.
 func (c *container) line() string {
 	c.t.Helper()
 	if !c.lines.Scan() {
@@ -83,7 +83,7 @@ func (c *container) line() string {
 	return c.lines.Text()
 }
 
-// tell tells it something, and gives its answer.
+// tell sends a command to the container, and returns its answer.
 func (c *container) tell(words ...string) (r answer) {
 	c.t.Helper()
 	_, err := fmt.Fprintln(c.in, strings.Join(words, " "))
@@ -99,7 +99,7 @@ func (c *container) tell(words ...string) (r answer) {
 	return r
 }
 
-// answer is that of a cleaner in a container.
+// answer is the answer of a cleaner in a container.
 type answer struct {
 	Report
 	Left  []Left
@@ -109,7 +109,7 @@ type answer struct {
 	Ended bool
 }
 
-// owned reads what an owner of a tree says.
+// owned reads the output of an owner of a tree, and returns the tree's name.
 func (c *container) owned() (tree string) {
 	c.t.Helper()
 	for line := c.line(); line != "ready"; line = c.line() {
@@ -120,7 +120,7 @@ func (c *container) owned() (tree string) {
 
 // enterContainer enters the group and starts the part in new namespaces.
 func enterContainer() int {
-	runtime.LockOSThread() // with whose end the child dies
+	runtime.LockOSThread() // the child dies when this thread ends
 	l, err := cgroup.Discover(cgroup.Roots{})
 	for _, h := range hierarchies(l) {
 		err = errors.Join(err, cgroup.Write(filepath.Join(h.Mount, os.Getenv(groupEnv), "cgroup.procs"), "0"))
@@ -140,7 +140,7 @@ func enterContainer() int {
 	return 1
 }
 
-// mountInside mounts /proc and the control groups as a container has them.
+// mountInside mounts /proc and the control groups as in a container.
 func mountInside() {
 	flags, _ := strconv.Atoi(os.Getenv(flagsEnv)) // enterContainer has read it
 	err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
@@ -164,7 +164,7 @@ func mountInside() {
 	}
 }
 
-// cleanInside does what it is told, and answers each line with an answer.
+// cleanInside executes the commands on its input, and replies to each line with an answer.
 func cleanInside() int {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -219,8 +219,8 @@ const (
 	ownGroups = unix.CLONE_NEWCGROUP | unix.CLONE_NEWNS
 )
 
-// TestCleanOutside: what an owner in a container has is not taken while it lives, and is once it has ended. The
-// container has PIDs of its own, control groups of its own, or both.
+// TestCleanOutside: what an owner in a container has is kept while the owner lives, and removed once it has ended. The
+// container has private PIDs, private control groups, or both.
 func TestCleanOutside(t *testing.T) {
 	l := machine(t)
 	self, err := proc.FS{}.Identify()
@@ -273,8 +273,8 @@ func TestCleanOutside(t *testing.T) {
 	}
 }
 
-// TestCleanInside: one who cleans up in a container leaves alone what is of a run outside or in another container, and
-// says so where it cannot see whether that goes on. What a run in the same container left is removed.
+// TestCleanInside: Clean in a container keeps what belongs to a run outside or in another container, and reports it if
+// it cannot see whether that run is alive. The remains of a run in the same container are removed.
 func TestCleanInside(t *testing.T) {
 	l := machine(t)
 	living := newTree(t, l)
@@ -292,7 +292,7 @@ func TestCleanInside(t *testing.T) {
 				if slices.Contains(r.Trees, tree) || slices.ContainsFunc(r.Killed, func(p Process) bool { return p.Tree == tree }) {
 					t.Errorf("what a living owner has was taken: %+v", r)
 				}
-				// The tree of this process is seen where the control groups are, and with it that it is locked.
+				// The tree of this process, and its lock, can be seen if the control groups can.
 				seen := tree == living.Name() && flags&unix.CLONE_NEWCGROUP == 0
 				what := Left{What: fmt.Sprintf("process %d (sleep)", pid), Tree: tree}
 				if slices.Contains(r.Left, what) == seen {
@@ -325,8 +325,8 @@ func TestCleanInside(t *testing.T) {
 	}
 }
 
-// TestCleanOldNames: a tree whose name does not say the PID namespace of its owner is that of a living one while it is
-// locked, wherever that is, and of a dead one where nobody holds it.
+// TestCleanOldNames: a tree whose name lacks the PID namespace of its owner counts as live while it is locked, wherever
+// the owner is, and as dead if nobody holds the lock.
 func TestCleanOldNames(t *testing.T) {
 	l := machine(t)
 	c := startContainer(t, l, "cleaner in a container", ownPIDs)
@@ -368,7 +368,7 @@ func TestCleanOldNames(t *testing.T) {
 func TestCleanHidden(t *testing.T) {
 	l := machine(t)
 	c := startContainer(t, l, "cleaner in a container", ownPIDs)
-	self, err := proc.FS{}.Identify() // whom others see alive
+	self, err := proc.FS{}.Identify() // visible to others as alive
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestFlatTree: to the scheduler the groups of a flat tree are one, save for those with a limit; to every other
-// controller each is its own.
+// TestFlatTree: the scheduler treats the groups of a flat tree as one, except for those with a limit; to every other
+// controller they are separate.
 func TestFlatTree(t *testing.T) {
 	l := machine(t)
 	tree, err := NewFlatTree(l, "test-flat")

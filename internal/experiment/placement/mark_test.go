@@ -13,8 +13,8 @@ import (
 	"tare/test/rights"
 )
 
-// TestForeignMarks: an open file marks a process only if its own user or this one made it, and of a run that was there
-// when the process began. Others can send files to a daemon that takes some.
+// TestForeignMarks: an open file marks a process only if its own user or this one created the file, for a run that
+// existed when the process started. Others can send files to a daemon that accepts them.
 func TestForeignMarks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to be somebody else")
@@ -34,8 +34,8 @@ func TestForeignMarks(t *testing.T) {
 	for _, c := range []struct {
 		what   string
 		name   string
-		of     uint32 // the user whose process it is
-		others bool   // somebody else's file
+		of     uint32 // the user of the process
+		others bool   // the file belongs to another user
 		marks  bool
 	}{
 		{"its own", fmt.Sprintf("tare-x-p4100000-t%d", self.Start), 0, false, true},

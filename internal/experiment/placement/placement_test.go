@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	helperEnv = "TARE_TEST_HELPER" // makes the test binary play a part instead of running tests
+	helperEnv = "TARE_TEST_HELPER" // makes the test binary run as a helper instead of running tests
 	nginxEnv  = "TARE_TEST_NGINX"  // path of a configuration
 )
 
@@ -58,7 +58,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ownTree makes a tree with two processes in it, of a program or of sleep, says what it made, and waits to be killed.
+// ownTree creates a tree with two processes in it, of the given program or of sleep, prints their PIDs and the tree's
+// name, and waits to be killed.
 func ownTree(argv ...string) int {
 	if len(argv) == 0 {
 		argv = []string{"sleep", "1000"}
@@ -200,7 +201,7 @@ func TestPlacement(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The program says where it is as its first act.
+	// The program first prints its groups.
 	cmd := exec.Command("sh", "-c", `cat /proc/self/cgroup; echo "$TARE_RUN $0 $1"; cat`, "a b", "--")
 	stdin, err1 := cmd.StdinPipe()
 	stdout, err2 := cmd.StdoutPipe()
@@ -233,7 +234,7 @@ func TestPlacement(t *testing.T) {
 		t.Errorf("it runs %s, %v", exe, err)
 	}
 
-	// Groups with groups in them hold no processes, and the other way round.
+	// A group has either subgroups or processes.
 	if _, err := tree.Group("work/client/deeper", Limits{}); fault.CodeOf(err) != fault.Usage {
 		t.Errorf("a group below processes: %v", err)
 	}
@@ -321,7 +322,7 @@ func TestLimits(t *testing.T) {
 		t.Errorf("a limit below what the kernel takes: %v", err)
 	}
 
-	// The quota bites, and the reader sees it.
+	// The quota has an effect, which the reader sees.
 	reader, err := cgroup.NewReader(l)
 	if err != nil {
 		t.Fatal(err)
@@ -392,7 +393,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// A process that is on its way into its group when the tree is closed has ended when Close returns.
+// A process that is just entering its group when the tree is closed has ended when Close returns.
 func TestCloseOnTheWay(t *testing.T) {
 	l := machine(t)
 	for range 30 {
@@ -415,7 +416,7 @@ func TestCloseOnTheWay(t *testing.T) {
 	}
 }
 
-// A process that has no mark, as none has for the moment in which it becomes another program, is ended all the same.
+// A process without a mark is ended too; none has a mark at the moment in which it executes another program.
 func TestCloseEndsWhatHasNoMark(t *testing.T) {
 	for _, tool := range []string{"bash", "setpriv"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -440,7 +441,7 @@ func TestCloseEndsWhatHasNoMark(t *testing.T) {
 	eventually(t, "the mark is gone", func() bool {
 		return child.Comm(pid) == "sleep" && markOf(pid, new(time.Second)) == ""
 	})
-	for _, h := range hierarchies(l) { // out of its groups, as one is that has not entered them yet
+	for _, h := range hierarchies(l) { // out of its groups, like a process that has not entered them yet
 		if err := cgroup.Write(filepath.Join(h.Mount, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
 			t.Fatal(err)
 		}
@@ -456,7 +457,7 @@ func TestCloseEndsWhatHasNoMark(t *testing.T) {
 	_ = cmd.Wait()
 }
 
-// TestOnTheWay: from the moment that Start returns, a process is on its way or in its group, also where a busy machine
+// TestOnTheWay: from the moment that Start returns, a process is entering its group or in it, even if a busy machine
 // holds it up.
 func TestOnTheWay(t *testing.T) {
 	guest.Slow(t)
@@ -465,7 +466,7 @@ func TestOnTheWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	starts := 300 // of which some three have no arguments yet when Start returns
+	starts := 300 // in about three of them, the process has no arguments yet when Start returns
 	if testing.Short() {
 		starts = 10
 	}
@@ -495,8 +496,8 @@ func TestOnTheWay(t *testing.T) {
 	}
 }
 
-// TestWatch: a process that has left its group is found, whatever it has done to its marks, by whatever hierarchy or
-// thread, and no other; it is ended with the tree.
+// TestWatch: a process that has left its group, in any hierarchy or with any thread, is found whatever it has done to
+// its marks, and no other is. It is ended with the tree.
 func TestWatch(t *testing.T) {
 	l := machine(t)
 	tree := newTree(t, l)
@@ -599,8 +600,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// A binary that does not serve EnterCommand, such as a test without a TestMain for it, must not start itself again
-// without end.
+// A binary that does not serve EnterCommand, such as a test without a TestMain for it, must not execute itself
+// endlessly.
 func TestStartOnTheWay(t *testing.T) {
 	tree := newTree(t, machine(t))
 	g, err := tree.Group("app", Limits{})
@@ -687,8 +688,8 @@ func startOwnerAs(t *testing.T, part string, attr *unix.SysProcAttr) (owner *exe
 	return owner, tree, pids
 }
 
-// startMarked starts a process that is marked as of a tree, or not marked where that is empty. It shows so when this
-// returns.
+// startMarked starts a process that is marked as belonging to a tree, or an unmarked one if tree is empty. The mark is
+// visible when startMarked returns.
 func startMarked(tree string) (*exec.Cmd, error) {
 	cmd := exec.Command("sleep", "1000")
 	if tree != "" {
@@ -707,7 +708,7 @@ func startMarked(tree string) (*exec.Cmd, error) {
 
 func TestClean(t *testing.T) {
 	l := machine(t)
-	// What must not be touched: groups with names like ours, a tree with a living owner.
+	// These must be kept: groups with similar names, and a tree with a live owner.
 	var foreign []string
 	for _, h := range hierarchies(l) {
 		for _, name := range []string{"tare-test-%d", "taretest%d"} {
@@ -722,7 +723,7 @@ func TestClean(t *testing.T) {
 	living := newTree(t, l)
 
 	owner, tree, pids := startOwner(t)
-	// Somebody else's process in the tree, and a process of the run that has left it.
+	// A foreign process in the tree, and a process of the run that has left it.
 	start := func(tree string) *exec.Cmd {
 		t.Helper()
 		cmd, err := startMarked(tree)
@@ -802,9 +803,9 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// holdAtExit keeps a process from ending, once it is killed, until release is called: its first thread stops on its way
-// out (PTRACE_O_TRACEEXIT in ptrace(2)), which is what waiting in the kernel comes to. release must be called from the
-// same goroutine.
+// holdAtExit keeps a process from ending after it is killed, until release is called: its first thread stops while
+// exiting (PTRACE_O_TRACEEXIT in ptrace(2)), as if it waited in the kernel. release must be called from the same
+// goroutine.
 func holdAtExit(t *testing.T, pid int) (release func()) {
 	t.Helper()
 	runtime.LockOSThread() // a tracer is a thread
@@ -819,7 +820,8 @@ func holdAtExit(t *testing.T, pid int) (release func()) {
 	})
 }
 
-// TestCleanWaitsForEnding: an owner that was killed and has not ended is waited for, and left alone if it does not end.
+// TestCleanWaitsForEnding: Clean waits for an owner that was killed but has not ended, and keeps its tree if it does
+// not end.
 func TestCleanWaitsForEnding(t *testing.T) {
 	l := machine(t)
 	owner, tree, _ := startOwner(t)
@@ -829,7 +831,7 @@ func TestCleanWaitsForEnding(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := NewOwners(l)
-	o.waitEnd = time.Now() // as if it had been waited for
+	o.waitEnd = time.Now() // as if Clean had already waited for it
 	if ended, left := o.Ended(tree, "x"), (Left{What: "x", Tree: tree, Ending: owner.Process.Pid}); ended ||
 		!slices.Equal(o.Left(), []Left{left}) {
 		t.Errorf("of an owner that does not end: ended %t, left %+v, want %+v", ended, o.Left(), left)
@@ -846,7 +848,7 @@ func TestCleanWaitsForEnding(t *testing.T) {
 	select {
 	case r := <-report:
 		t.Fatalf("while the owner was ending: %+v", r)
-	case <-time.After(100 * time.Millisecond): // not a deadline: how long it is looked at
+	case <-time.After(100 * time.Millisecond): // not a deadline, but the duration of the check
 	}
 	release()
 	if r := <-report; !slices.Contains(r.Trees, tree) {
@@ -854,15 +856,15 @@ func TestCleanWaitsForEnding(t *testing.T) {
 	}
 }
 
-// TestCleanEndsOwners: a process of a dead run may own a tree, as the agent of a local node does. Both are removed at
-// once, and a dry run says so.
+// TestCleanEndsOwners: a process of a dead run may own a tree, as the agent of a local node does. Both are removed by
+// one call, and a dry run lists both.
 func TestCleanEndsOwners(t *testing.T) {
 	l := machine(t)
 	self, err := proc.FS{}.Process(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv(child.Mark, fmt.Sprintf("tare-test-dead-p%d-t%d", self.PID, self.Start+1)) // a run that there never was
+	t.Setenv(child.Mark, fmt.Sprintf("tare-test-dead-p%d-t%d", self.PID, self.Start+1)) // a run that never existed
 	owner, tree, _ := startOwner(t)
 	dry := NewOwners(l)
 	dry.DryRun = true
@@ -877,8 +879,8 @@ func TestCleanEndsOwners(t *testing.T) {
 	}
 }
 
-// TestPutBack: a process that was moved because it has got the number of the one meant is put back beside its parent;
-// the one meant stays where it was moved to.
+// TestPutBack: a process that was moved by mistake, because it has the PID of the intended one, is moved back to its
+// parent's group; the intended one stays where it was moved.
 func TestPutBack(t *testing.T) {
 	l := machine(t)
 	tree := newTree(t, l)
@@ -923,8 +925,8 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestCleanRemovesProbes: a process that was killed while it tried whether it can make groups leaves one in a single
-// hierarchy.
+// TestCleanRemovesProbes: a process that was killed while probing whether it can create groups leaves a group in one
+// hierarchy; Clean removes it.
 func TestCleanRemovesProbes(t *testing.T) {
 	l := machine(t)
 	const name = "tare-probe-p99999999-t1"
@@ -942,8 +944,8 @@ func TestCleanRemovesProbes(t *testing.T) {
 	}
 }
 
-// TestCleanEndsWhatHidItsEnvironment: nginx writes its title over its environment, and its workers outlive it. They are
-// ended all the same, and a process that has the file of another name is not.
+// TestCleanEndsWhatHidItsEnvironment: nginx overwrites its environment with its title, and its workers outlive it.
+// Clean still ends them, but not a process that holds the file of another name.
 func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
 	l := machine(t)
 	if _, err := exec.LookPath("nginx"); err != nil {
@@ -1023,10 +1025,10 @@ func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
 	}
 }
 
-// daemon starts a process that has neither the environment nor the open files of those above it, and outlives them.
+// daemon starts a process that has neither the environment nor the open files of its ancestors, and outlives them.
 const daemon = `for i in {3..255}; do exec {i}>&-; done; setsid env -i sleep 1000 & wait`
 
-// TestCleanEndsDaemons: a process that has cleared its environment and closed all files is ended all the same.
+// TestCleanEndsDaemons: Clean ends a process even if it has cleared its environment and closed all files.
 func TestCleanEndsDaemons(t *testing.T) {
 	l := machine(t)
 	if _, err := exec.LookPath("bash"); err != nil {
@@ -1080,14 +1082,14 @@ func TestComm(t *testing.T) {
 	eventually(t, "it has its name", func() bool { return child.Comm(cmd.Process.Pid) == "?[31mx" })
 }
 
-// A process of a dead run that did not die with it (here: it never asked to) is killed inside its group.
+// A process of a dead run that did not die with it (here it never requested that) is killed inside its group.
 func TestCleanKillsInside(t *testing.T) {
 	l := machine(t)
 	self, err := proc.FS{}.Process(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
-	tree := fmt.Sprintf("tare-test-inside-p%d-t%d", self.PID, self.Start+1) // an owner that there never was
+	tree := fmt.Sprintf("tare-test-inside-p%d-t%d", self.PID, self.Start+1) // an owner that never existed
 	cmd, err := startMarked(tree)
 	if err != nil {
 		t.Fatal(err)
@@ -1145,8 +1147,7 @@ func TestNoWriteAccess(t *testing.T) {
 	})
 }
 
-// BenchmarkStart is what it takes to start a process inside a group, against starting it plainly. Both run true and
-// wait for it.
+// BenchmarkStart compares starting a process inside a group with starting it normally. Both run true and wait for it.
 func BenchmarkStart(b *testing.B) {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

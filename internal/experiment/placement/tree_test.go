@@ -13,7 +13,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// TestTreeLimit: a limit of the whole tree holds for its groups together, whose own weight and limits stay.
+// TestTreeLimit: a limit of the whole tree applies to its groups together; their own weights and limits are kept.
 func TestTreeLimit(t *testing.T) {
 	l := machine(t)
 	tree := newTree(t, l)
@@ -64,7 +64,7 @@ func TestTreeLimit(t *testing.T) {
 		}
 		return !strings.Contains(string(text), "nr_throttled 0\n")
 	})
-	time.Sleep(time.Millisecond) // Close finds it in the middle of that
+	time.Sleep(time.Millisecond) // so that Close interrupts it
 	for _, wrong := range []Limits{{CPUs: 0.001}, {CPUs: -1}} {
 		if err := tree.Limit(wrong); fault.CodeOf(err) != fault.Usage {
 			t.Errorf("%+v: %v", wrong, err)
@@ -75,8 +75,8 @@ func TestTreeLimit(t *testing.T) {
 	}
 }
 
-// TestLimitAboveTree: cgroup v1 refuses a limit above that of the group above with EINVAL, and the error says which.
-// On v2 such a limit is set, and that of the group above holds.
+// TestLimitAboveTree: cgroup v1 rejects a limit above that of the parent group with EINVAL, and the error names the
+// parent's limit. On v2 such a limit is set, and the parent's applies.
 func TestLimitAboveTree(t *testing.T) {
 	l := machine(t)
 	tree := newTree(t, l)

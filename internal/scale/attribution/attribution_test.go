@@ -81,8 +81,8 @@ func TestSplitSaysWhatItCannot(t *testing.T) {
 	}
 }
 
-// A hint names what would have split the program: a rate or a window that gives enough samples for its run time,
-// and neither where samples cannot see it.
+// A hint names what would have split the program's time: a rate or a window with enough samples for its run time. There
+// is no such hint if samples cannot see the program.
 func TestHintSplits(t *testing.T) {
 	a := Place{"/a", ledger.Task}
 	for _, c := range []struct {
@@ -124,7 +124,8 @@ func TestSoleIsExactWithoutSamples(t *testing.T) {
 	}
 }
 
-// The 95 % intervals hold the truth in 93 % of windows or more, for even and uneven splits, few samples and many.
+// The 95 % intervals contain the true value in at least 93 % of windows, for even and uneven splits, few samples and
+// many.
 func TestIntervalsCover(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	const windows = 2000

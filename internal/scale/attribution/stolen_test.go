@@ -7,8 +7,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// stalledRun plays a program that runs for a part of a busy CPU's time while stalls of a given length hit the CPU at
-// any time. It gives what the estimator is told, and the truth. The witness looks at every samples-th sample.
+// stalledRun simulates a program that runs for a part of a busy CPU's time while stalls of a given length hit the CPU
+// at random times. It returns the input for the estimator, and the true stolen time. The witness looks at every
+// samples-th sample.
 func stalledRun(rng *rand.Rand, part, stall, between, seconds, hz, samples float64, hidden bool) (Stalled, float64) {
 	period := 1 / hz
 	s := Stalled{Period: period, LookPeriod: samples * period}
@@ -39,13 +40,13 @@ func stalledRun(rng *rand.Rand, part, stall, between, seconds, hz, samples float
 	return s, truth
 }
 
-// The interval holds what was stolen, and the estimate is right on average: for long and for short stalls, and for a
+// The interval contains the stolen time, and the estimate is right on average: for long and short stalls, and for a
 // program that no sample sees.
 func TestStolenHoldsTheTruth(t *testing.T) {
 	for _, c := range []struct {
 		name                 string
 		part, stall, between float64
-		hz, samples          float64 // samples a second; every samples-th has a look
+		hz, samples          float64 // samples per second; the witness looks at every samples-th
 		hidden               bool
 		method               string
 	}{
@@ -85,7 +86,7 @@ func TestStolenHoldsTheTruth(t *testing.T) {
 	}
 }
 
-// Where nothing was stolen nothing is taken off, and nothing is uncertain.
+// If nothing was stolen, the estimate is 0 without uncertainty.
 func TestNothingStolen(t *testing.T) {
 	v, _ := Stolen(Stalled{RunSeconds: 1, Samples: 499, Period: 1.0 / 499, LookPeriod: 1.0 / 499, Busy: 10})
 	if v != (ledger.Interval{}) {

@@ -54,7 +54,7 @@ func machine() (*ledger.Ledger, []Process) {
 		{7, "bash", "/user"}, {8, "agent", "/user"}, {9, "tare", "/user"}, {10, "kthreadd", "/"}}
 }
 
-// chargesOf is who has what: a workload by its name.
+// chargesOf lists the charges of all groups, programs and maps; a workload is shown by its name.
 func chargesOf(l *ledger.Ledger) string {
 	var b strings.Builder
 	add := func(what string, c ledger.Charged) {
@@ -79,8 +79,8 @@ func chargesOf(l *ledger.Ledger) string {
 	return strings.TrimSpace(b.String())
 }
 
-// TestRuleOf: what a rule charges has its name, and so has what follows from that. Two rules for one side are one
-// component.
+// TestRuleOf: what a rule charges records the rule's name, and so does what inherits the charge. Two rules with the
+// same charge make one component.
 func TestRuleOf(t *testing.T) {
 	l, running := machine()
 	rules := mustParse(t, "workload shop=/kubepods/shop-1", "workload shop=/kubepods/shop-2", "tare program=cil_*")
@@ -165,7 +165,7 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// What warnings say is what helps.
+// Warnings say what would help.
 func TestWarnings(t *testing.T) {
 	l, running := machine()
 	Apply(mustParse(t, "tare comm=agent", "tare cgroup=/nosuch*", "load cgroup=/system/agent",
@@ -199,8 +199,8 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestFirst: a rule for the group of PID 1 says that it charges others as well where there are any; a manager of
-// services is alone there, and nothing is said.
+// TestFirst: a rule that charges the group of PID 1 causes a warning if other processes are in that group. A service
+// manager is alone in its group, so it causes none.
 func TestFirst(t *testing.T) {
 	const says = "--workload: the control group /init holds PID 1 (sh) and other processes: CPU time and memory are " +
 		"counted by group, so those of all of them are charged; put what is meant into a separate group"

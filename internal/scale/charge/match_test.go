@@ -70,7 +70,7 @@ func TestMatchProgram(t *testing.T) {
 	}
 }
 
-// simple is matchName by trying everything.
+// simple does the same as matchName, by trying all possibilities.
 func simple(pattern, name string) bool {
 	if pattern == "" {
 		return name == ""
@@ -97,7 +97,7 @@ func FuzzMatchName(f *testing.F) {
 	})
 }
 
-// TestWithin: a pattern names a group and all that is below it.
+// TestWithin: a pattern matches a group and all groups below it.
 func TestWithin(t *testing.T) {
 	for path, want := range map[string]bool{
 		"/pods/shop": true, "/pods/shop/app": true, "/pods/shop/app/x": true, "/pods": false, "/": false, "/pods/bank": false,

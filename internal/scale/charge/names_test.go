@@ -12,13 +12,13 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// box is a container of a pod as its engine's files have it; "(sandbox)" is what holds the pod open.
+// box is a container of a pod, with the names in its engine's files; "(sandbox)" is the one that holds the pod open.
 type box struct{ namespace, pod, container, labels string }
 
-// layouts are how kubelets and engines arrange the groups of pods. A pod is known by a number of two digits.
+// layouts are the ways in which kubelets and engines arrange the groups of pods. Pods are numbered with two digits.
 var layouts = map[string]struct {
 	pod, container string // paths
-	file, text     string // of what the engine keeps of a container
+	file, text     string // of the engine's file about a container
 }{
 	"containerd, systemd": {
 		"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod$UID_.slice", "/cri-containerd-$ID.scope",
@@ -37,8 +37,8 @@ const containerdText = `{"annotations": {"io.kubernetes.cri.container-type": "$T
 	"io.kubernetes.cri.container-name": "$CONTAINER",
 	"io.kubernetes.cri.sandbox-name": "$POD", "io.kubernetes.cri.sandbox-namespace": "$NAMESPACE"}}`
 
-// node makes a ledger of a node with the boxes and further groups, with names as its files have them unless these are
-// not mounted, and the processes that run there: of each sandbox its pause.
+// node returns the ledger of a node with the boxes and further groups, and the processes that run there: the pause
+// process of each sandbox. If mounted is true, groups have the names in the engine's files.
 func node(t *testing.T, layout string, boxes []box, mounted bool, further ...string) (*ledger.Ledger, []Process) {
 	t.Helper()
 	shape, root := layouts[layout], t.TempDir()
@@ -93,7 +93,7 @@ func node(t *testing.T, layout string, boxes []box, mounted bool, further ...str
 	return l, running
 }
 
-// byName says whom the groups are charged to: containers by their names, and others by their paths.
+// byName lists the charges of groups: containers by name, and other groups by path.
 func byName(l *ledger.Ledger) string {
 	named := &ledger.Ledger{}
 	for _, g := range l.Cgroups {
@@ -110,7 +110,7 @@ var shop = []box{
 	{"shop", "web-0", "istio-proxy", `{"app":"web"}`}, {"bank", "db-0", "postgres", `{"app":"db","tier":"data"}`},
 }
 
-// TestNames: rules by names mean the same whatever the paths are.
+// TestNames: rules that select by name have the same effect in all layouts of paths.
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		rules, want string
@@ -157,7 +157,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestNamesWithPaths: with cgroup= the path says which groups, and the names which of those.
+// TestNamesWithPaths: cgroup= selects groups by path, and names narrow that selection.
 func TestNamesWithPaths(t *testing.T) {
 	const pod = "/kubepods/besteffort/pod6f2f4b1c-92a0-4c63-8d0e-0d5b7f3a9e01"
 	inner := pod + "/" + fmt.Sprintf("%064x", 0xa1) + "/init"
@@ -168,7 +168,7 @@ func TestNamesWithPaths(t *testing.T) {
 	}
 }
 
-// TestLabels: CRI-O keeps labels, and containerd does not, which the warning says.
+// TestLabels: CRI-O keeps labels and containerd does not, as a warning says.
 func TestLabels(t *testing.T) {
 	for name, want := range map[string]string{
 		"CRI-O":                "shop/web-0:web shop/web-0/(sandbox):web shop/web-0/nginx:web shop/web-0/istio-proxy:web ",
@@ -186,8 +186,8 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestUnusedRulesByName: the warning says why a rule by names charges nothing. The rule is not to blame where no name
-// or label could be read.
+// TestUnusedRulesByName: a warning says why a rule that selects by name charges nothing. It does not blame the rule if
+// no name or label could be read.
 func TestUnusedRulesByName(t *testing.T) {
 	for _, c := range []struct {
 		name, layout string
@@ -229,7 +229,8 @@ func TestUnusedRulesByName(t *testing.T) {
 	}
 }
 
-// TestKubernetesProfile: each part of a node is where a platform engineer looks for it.
+// TestKubernetesProfile: the profile charges each part of a node to the component that a platform engineer would
+// expect.
 func TestKubernetesProfile(t *testing.T) {
 	profile, err := Profile("kubernetes", "--profile")
 	if err != nil {

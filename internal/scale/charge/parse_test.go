@@ -155,7 +155,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// String is the rule as a flag would give it.
+// String returns the rule in the syntax of flags.
 func (r Rule) String() string {
 	var b strings.Builder
 	b.WriteString("--" + string(r.Charge) + " '")
@@ -172,7 +172,7 @@ func (r Rule) String() string {
 	return b.String() + "'"
 }
 
-// Whatever is given: a rule or a fault, and a rule reads the same when it is written out and read again.
+// Any input gives either a rule or a fault, and a rule that is written out and parsed again is the same.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"shop=/kubepods/shop*", "cgroup=/a,component=b,workload=c", `comm=a\,b`,
 		"rules:\n- {charge: tare, cgroup: /a}", "rules: [&a *a]"} {
@@ -206,7 +206,7 @@ func refused(t *testing.T, err error) {
 	}
 }
 
-// TestClusterFile: rules for a cluster select by what Kubernetes' API knows, and by nothing else.
+// TestClusterFile: rules for a cluster select only by what the Kubernetes API knows.
 func TestClusterFile(t *testing.T) {
 	rules, err := ParseClusterFile("rules.yaml", []byte(`rules:
 - {charge: tare, component: cdn, owner: [DaemonSet/edge-*, gateway], namespace: edge}

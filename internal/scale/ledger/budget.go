@@ -35,8 +35,8 @@ type Usage struct {
 	// NotSplit is run time that samples could not place. It ran inside the other parts, in unknown proportions.
 	NotSplit float64
 	// NoBPF, NoRoot and NoKernel mark a part as unknown, which then has no line. eBPF time stays on the lines of the parts
-	// in which the programs ran. CPU time of the root group is unexplained or on the line of kernel threads, and vice
-	// versa.
+	// in which the programs ran. CPU time of the root group is then unexplained. That of kernel threads is on the line of
+	// the root group, or unexplained.
 	NoBPF, NoRoot, NoKernel bool
 }
 

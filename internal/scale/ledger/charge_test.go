@@ -34,7 +34,7 @@ var (
 	tare = Charged{Charge: ChargeTare}
 )
 
-// show is what a workload's account says, with "-" for what is not known.
+// show formats a workload's account, with "-" for unknown values.
 func show(w Workload) string {
 	var b strings.Builder
 	for _, v := range []*float64{w.GrossCPU, w.NetCPU, w.TareCPU, w.TareCgroupsCPU} {
@@ -55,13 +55,14 @@ func show(w Workload) string {
 	return b.String()
 }
 
-// settle settles a ledger whose programs and maps were read, although a test names none.
+// settle settles a ledger in which programs and maps are known, even if the test has none.
 func settle(l *Ledger) {
 	l.Programs, l.Maps = append([]Program{}, l.Programs...), append([]Map{}, l.Maps...)
 	l.Settle()
 }
 
-// What rests on programs and maps that could not be read is nil, with a note, and what groups counted stands.
+// Values that depend on programs or maps that could not be read are nil, with a note. What groups counted is still
+// there.
 func TestSettleWithoutPrograms(t *testing.T) {
 	groups := []Cgroup{group("/a", 2, 100, shop), group("/t", 1, 40, tare)}
 	for _, c := range []struct {
@@ -70,7 +71,7 @@ func TestSettleWithoutPrograms(t *testing.T) {
 		maps     []Map
 		want     string
 		notes    int
-		bpf      bool // of components is known
+		bpf      bool // the eBPF time of components is known
 	}{
 		{"all was read", []Program{}, []Map{}, "3 2 1 1 | 140 100 40 0", 0, true},
 		{"no maps", []Program{}, nil, "3 2 1 1 | - - - -", 1, true},
@@ -111,7 +112,7 @@ func TestSettle(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		l    Ledger
-		// By workload: gross, net, tare CPU, of it groups | gross, net, tare memory, of it maps inside.
+		// By workload: CPU gross, net, tare, groups' part of tare | memory gross, net, tare, maps' part of tare.
 		want map[string]string
 	}{
 		{"a workload alone", Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop), group("/b", 5, 50, Charged{})}},
@@ -130,7 +131,7 @@ func TestSettle(t *testing.T) {
 			Cgroups: []Cgroup{group("/a", 2, 100, shop), group("/a/b", 1, 10, Charged{}), group("/t", 1, 40, tare)},
 			Programs: []Program{
 				tareProgram(in("/a/b/c", Task, 0.5), in("/t", Task, 0.25), in("(idle)", Softirq, 0.125)),
-				{ID: 8, Shares: []Share{in("/a", Task, 1)}}, // nobody's: it stays in net
+				{ID: 8, Shares: []Share{in("/a", Task, 1)}}, // without a charge: it stays in net
 			},
 			Maps: []Map{tareMap(20, "/a/b"), tareMap(5, "/t"), tareMap(3, "/x"), {Bytes: ptr(uint64(9)),
 				ChargedTo: ptr("/a")}}},
@@ -227,7 +228,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// What a reader is told of bounds: what samples could not place is in the upper one alone.
+// Run time that samples could not place is included only in the upper bound.
 func TestSettleBounds(t *testing.T) {
 	l := Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop)},
 		Programs: []Program{tareProgram(Share{Cgroup: ptr("/a"), Context: Task, Seconds: 0.5}, Share{Seconds: 0.25})}}
@@ -256,7 +257,7 @@ func TestSettleBounds(t *testing.T) {
 	}
 }
 
-// A total is of counters, so samples that placed nothing leave only the split unknown.
+// Totals come from counters, so if samples placed nothing, only the split is unknown.
 func TestTotalNeedsNoSamples(t *testing.T) {
 	proxies := Charged{Charge: ChargeTare}
 	for name, c := range map[string]struct {
@@ -283,7 +284,7 @@ func TestTotalNeedsNoSamples(t *testing.T) {
 	}
 }
 
-// Run time that was stolen is nobody's cost.
+// Stolen run time is in no account.
 func TestSettleTakesStolenTimeOut(t *testing.T) {
 	p := tareProgram(Share{Cgroup: ptr("/a"), Context: Task, Seconds: 0.5})
 	p.StolenSeconds = &Interval{Value: 0.125}
@@ -293,7 +294,7 @@ func TestSettleTakesStolenTimeOut(t *testing.T) {
 		t.Error(got)
 	}
 
-	// How much was stolen is an estimate, and the bounds allow for its own.
+	// Stolen time is an estimate, so the bounds include its interval.
 	for _, c := range []struct {
 		name  string
 		share Share
@@ -322,8 +323,8 @@ func TestSettleTakesStolenTimeOut(t *testing.T) {
 	}
 }
 
-// Whatever is charged to whom: gross = net + tare to the nanosecond and the byte, and what tare used stands in a
-// workload's gross or is unassigned, once.
+// However charges are assigned, gross = net + tare holds to the nanosecond and the byte, and what tare used is counted
+// once: in a workload's gross or as unassigned.
 func TestGrossIsNetAndTare(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 2))
 	whole := 0
@@ -378,7 +379,7 @@ func TestGrossIsNetAndTare(t *testing.T) {
 	}
 }
 
-// Several windows, each with too few samples: those of all together say where the programs ran.
+// If several windows have too few samples each, all samples together show where the programs ran.
 func TestPool(t *testing.T) {
 	window := func(cpu float64, inside, elsewhere int) *Ledger {
 		p := tareProgram(Share{Seconds: 0.4})
@@ -479,7 +480,8 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// randomLedger has a tree of groups whose counters hold those below, programs with shares all over, and maps.
+// randomLedger returns a ledger with a tree of groups whose counters include those below, programs with shares in
+// random groups, and maps.
 func randomLedger(rng *rand.Rand) *Ledger {
 	l := &Ledger{}
 	if rng.IntN(2) == 0 {

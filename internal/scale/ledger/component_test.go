@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestComponents: each second of CPU time is in one component, what a program ran is with its owner, in groups of
-// others or not placed, and what is not known is nil.
+// TestComponents: each second of CPU time is in one component; the run time of a program is in its owner's component,
+// including the parts in groups of others and not placed; unknown values are nil.
 func TestComponents(t *testing.T) {
 	agent, shop := Charged{Charge: ChargeTare, Component: "agent"}, Charged{Charge: ChargeWorkload, Workload: "shop"}
 	group := func(path string, cpu float64, hard int64, c Charged) Cgroup {

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// machine is a ledger of a machine of two CPUs over a second, with a program that runs in two groups and has a map.
+// machine returns the ledger of a machine with two CPUs over one second, with a program that runs in two groups and has
+// a map.
 func machine(busy float64) *Ledger {
 	at := time.Date(2026, 11, 28, 0, 0, 0, 0, time.UTC)
 	root, a := "/", "/pods/a"
@@ -42,7 +43,7 @@ func TestJoin(t *testing.T) {
 	if g := l.Cgroups[3]; g.Name.Top != g.Path || g.Title() != "a" {
 		t.Errorf("%+v is called %s", g.Name, g.Title())
 	}
-	// Each machine's program has its own map, runs in its own groups, and none stands for the other's.
+	// Each machine's program has the map of that machine and runs in groups of that machine.
 	for i, p := range l.Programs {
 		m, group := l.Maps[i], fmt.Sprintf("/n%d/pods/a", i+1)
 		if p.ID != uint32(i+1) || !slices.Equal(p.MapIDs, []uint32{m.ID}) || !slices.Equal(m.UsedBy, []uint32{p.ID}) ||
@@ -50,7 +51,7 @@ func TestJoin(t *testing.T) {
 			t.Errorf("%+v with %+v", p, m)
 		}
 	}
-	// The workload is that of both machines: gross = net + tare, and tare the program's time in its groups.
+	// The workload covers both machines: gross = net + tare, and tare is the program's time in the workload's groups.
 	w := l.Workloads[0]
 	if len(l.Workloads) != 1 || *w.GrossCPU != 1.5 || *w.NetCPU != 1.2 || *w.TareCPU != 0.3 {
 		t.Errorf("%+v", l.Workloads)
@@ -60,7 +61,7 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// TestJoinUnknown: what one machine does not know is not known of all, and the budget closes all the same.
+// TestJoinUnknown: what is unknown for one machine is unknown for all together, and the budget still closes.
 func TestJoinUnknown(t *testing.T) {
 	blind := machine(1)
 	blind.Programs, blind.Maps, blind.CPU.BPFUnsplit = nil, nil, nil

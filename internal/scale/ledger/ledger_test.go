@@ -21,7 +21,7 @@ func line(c CPU, name string) float64 {
 	return math.NaN()
 }
 
-// Whatever goes in, the parts sum to the capacity and no line pays more eBPF time than it had.
+// For any input, the parts add up to the capacity and no line loses more eBPF time than it had.
 func TestBudgetCloses(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 5000 {
@@ -104,8 +104,8 @@ func TestBudgetLines(t *testing.T) {
 	}
 }
 
-// Run time that could not be split is on no line of its own, because it is inside the others, and the line of eBPF
-// does not claim that there was none.
+// Run time that could not be split has no separate line, because it is inside the others, and the ebpf line does not
+// claim that there was none.
 func TestBudgetNamesWhatWasNotSplit(t *testing.T) {
 	u := Usage{Capacity: 20, Idle: 10, Groups: 8, Root: 2, NotSplit: 0.127}
 	bpfLine := func(c CPU) CPULine {
@@ -133,7 +133,7 @@ func TestBudgetNamesWhatWasNotSplit(t *testing.T) {
 	}
 }
 
-// Time stolen from an idle CPU stands in idle and in steal: it is taken out once, whatever the bounds.
+// Time stolen from an idle CPU is counted both as idle and as steal: it is subtracted once, whatever the bounds.
 func TestBudgetTakesStolenIdleTimeOutOnce(t *testing.T) {
 	stolen, off := 0.84, 0.02
 	u := Usage{Capacity: 6.02, Idle: 1.13, Steal: 1.88, Root: 3.85}
@@ -148,8 +148,8 @@ func TestBudgetTakesStolenIdleTimeOutOnce(t *testing.T) {
 	}
 }
 
-// Stolen time that the kernel charged to tasks can be no more than what the ticks, which leave it out, say, nor than
-// what was stolen from busy CPUs, nor than there is too much.
+// Stolen time that the kernel charged to tasks is at most the excess over the ticks, which leave it out, at most the
+// time stolen from busy CPUs, and at most the negative remainder.
 func TestBudgetBoundsStolenTimeOfTasks(t *testing.T) {
 	for _, c := range []struct {
 		name                         string
@@ -209,7 +209,7 @@ func TestDeriveMemory(t *testing.T) {
 	}
 }
 
-// TestTitle: a group has the name of its container, with the path below it, and else its path.
+// TestTitle: the title of a group is the name of its container with the path below the container, or else its path.
 func TestTitle(t *testing.T) {
 	const pod, id = "/kubepods/pod1", "0123456789abcdef0123456789abcdef"
 	const group = pod + "/" + id

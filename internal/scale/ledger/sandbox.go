@@ -80,7 +80,7 @@ type SandboxComponent struct {
 	Processes int            `json:"processes"`
 	Threads   int            `json:"threads"`     // threads in processes of another component
 	CPU       *float64       `json:"cpu_seconds"` // nil if unknown
-	Memory    *SandboxMemory `json:"memory"`      // nil if it was not read, and for threads, which share that of their process
+	Memory    *SandboxMemory `json:"memory"`      // nil if not read, and for threads, which share their process's
 }
 
 // SandboxContainer is what one container of a sandbox uses.

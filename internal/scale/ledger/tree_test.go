@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestOwn: what groups used in themselves adds up to what the topmost used, and what is not known stays above.
+// TestOwn: what groups used themselves adds up to what the topmost ones used, and an unknown part stays with the group
+// above.
 func TestOwn(t *testing.T) {
 	groups := []Cgroup{
 		{Path: "/a", CPUSeconds: new(5.0)}, {Path: "/a/b/c", CPUSeconds: new(1.0)}, {Path: "/", CPUSeconds: new(9.0)},

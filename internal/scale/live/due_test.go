@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestDue: ticks of a schedule of 10 s read everything at each of them, however late one of them is.
+// TestDue: with a tick every 10 s, each tick reads everything, even if an earlier one was late.
 func TestDue(t *testing.T) {
 	read := time.Now().Add(300 * time.Microsecond) // late
 	if next := read.Add(allEvery - 200*time.Microsecond); !due(read, next) {

@@ -11,8 +11,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// With statistics on for 10 s of 60, what a program ran in truth is within the stated error 19 times of 20, whether its
-// load is even, drifts, comes in bursts, or at regular times.
+// With statistics on for 10 s of every 60, the true run time of a program is within the stated error in 19 cases of 20,
+// whether its load is constant, drifts, comes in bursts or at regular times.
 func TestDutyError(t *testing.T) {
 	const cycles, every, on, runs = 40, 60, 10, 400
 	loads := map[string]func(r *rand.Rand) func(second int) float64{
@@ -35,7 +35,7 @@ func TestDutyError(t *testing.T) {
 			at := load(r)
 			totals := NewTotals(Options{Duty: Duty{On: on * time.Second, Every: every * time.Second}})
 			truth, second := 0.0, 0
-			// until runs to the end of a second, and gives what ran with statistics on.
+			// until simulates the load up to a given second, and returns the run time while statistics were on.
 			until := func(end int) (ran float64) {
 				for ; second < end; second++ {
 					s := at(second)
@@ -88,7 +88,7 @@ func TestDutyError(t *testing.T) {
 	}
 }
 
-// A process that is stopped skips the cycles in which statistics were off all the time, and says how many.
+// A process that was stopped counts the skipped cycles, in which statistics were off all the time.
 func TestSkippedCycles(t *testing.T) {
 	d := Duty{On: 10 * time.Second, Every: time.Minute}
 	start := time.Unix(0, 0)

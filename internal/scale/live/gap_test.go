@@ -11,8 +11,8 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// TestGapWarning: what was used between two meters, as after a CPU came online, is in no ledger, and the next one says
-// so. Other windows follow each other directly.
+// TestGapWarning: what was used between two meters, for example after a CPU came online, is in no ledger, and the next
+// ledger warns of that. Other windows follow each other directly.
 func TestGapWarning(t *testing.T) {
 	s, err := Open(t.Context(), meter.Options{SampleHz: -1, NoWitness: true, NoStatistics: true}, Duty{})
 	if errors.Is(err, feature.ErrMissing) {

@@ -11,7 +11,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// program is a program's row in a ledger: what it ran, and how many samples saw it in which group; "" is of no group.
+// row returns a program's row in a ledger: its run time in seconds, and the number of samples by group; "" means an
+// unknown group.
 func row(id uint32, s float64, seen map[string]int) ledger.Program {
 	runs := uint64(s * 1e6)
 	p := ledger.Program{ID: id, Tag: "t", RunSeconds: &s, RunCount: &runs}
@@ -25,7 +26,7 @@ func row(id uint32, s float64, seen map[string]int) ledger.Program {
 	return p
 }
 
-// parts are what a program's run time consists of, in seconds.
+// parts returns the parts of a program's run time, in seconds.
 func parts(t *Totals, key ProgramKey) (run, paid, unsplit, pending float64) {
 	run, unsplit = maps.Collect(t.Programs.All())[key], maps.Collect(t.Unsplit.All())[key]
 	for payer, s := range t.Payers.All() {
@@ -50,11 +51,11 @@ func added(t *Totals, tick int, groups []string, programs ...ledger.Program) {
 	t.Add(l)
 }
 
-// Run time waits for enough samples, over many windows, and is then split by all of them.
+// Run time waits for enough samples, over many windows, and is then split by all these samples.
 func TestRareProgramsAreSplit(t *testing.T) {
 	totals := NewTotals(Options{})
 	key, groups := ProgramKey{1, "t"}, []string{"/a", "/b"}
-	for tick := range 10 { // 2 + 1 samples in each
+	for tick := range 10 { // 2 + 1 samples in each tick
 		added(totals, tick, groups, row(1, 1, map[string]int{"/a": 2, "/b": 1}))
 		run, paid, unsplit, pending := parts(totals, key)
 		if run != float64(tick+1) || unsplit != 0 || math.Abs(paid+pending-run) > 1e-9 {
@@ -71,8 +72,8 @@ func TestRareProgramsAreSplit(t *testing.T) {
 	}
 }
 
-// A place that samples have seen a few times has a payer's series only when it has been seen MinShare times. Until then
-// its part is pending.
+// A place has a separate series as a payer only after MinShare samples saw the program there. Until then its part is
+// pending.
 func TestPayersAreHeldBack(t *testing.T) {
 	totals := NewTotals(Options{})
 	key, groups := ProgramKey{1, "t"}, []string{"/a", "/b"}
@@ -90,7 +91,7 @@ func TestPayersAreHeldBack(t *testing.T) {
 	}
 }
 
-// What no sample sees is not pending for ever.
+// Run time of a program that no sample sees does not stay pending forever.
 func TestPatience(t *testing.T) {
 	totals := NewTotals(Options{})
 	key := ProgramKey{1, "t"}
@@ -115,7 +116,8 @@ func TestSolePayer(t *testing.T) {
 	}
 }
 
-// A group that has come since groups were looked for pays in the place around it, as its CPU time is counted there.
+// A group that appeared after the last search for groups pays as part of the place around it, where its CPU time is
+// counted.
 func TestPayerThatIsNotKnownYet(t *testing.T) {
 	totals := NewTotals(Options{})
 	added(totals, 0, []string{"/a"}, row(1, 1, map[string]int{"/a/new": 30}))
@@ -124,8 +126,8 @@ func TestPayerThatIsNotKnownYet(t *testing.T) {
 	}
 }
 
-// Programs come and go, as do groups; whatever the order, run time is paid, not split or pending, for each program that
-// is there and in all, and no sum falls. Every total has a name for as long as it is not with those that are gone.
+// Programs and groups come and go. In any order, run time is paid, unsplit or pending, for each existing program and in
+// total, and no sum decreases. Every total has a name until it is added to those of ended keys.
 func TestProgramsSum(t *testing.T) {
 	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 4))
@@ -195,7 +197,7 @@ func TestProgramsSum(t *testing.T) {
 	}
 }
 
-// Run time of windows without a sampler is nobody's, however well the windows after them are sampled.
+// Run time in windows without a sampler is unsplit, however many samples later windows have.
 func TestWithoutSamplerUnsplit(t *testing.T) {
 	totals := NewTotals(Options{})
 	add := func(at int, sampler string, seconds float64, samples int) {
@@ -217,8 +219,8 @@ func TestWithoutSamplerUnsplit(t *testing.T) {
 	}
 }
 
-// A time with statistics stands for its cycle: in a cycle that is not over the sum is within its error of the truth,
-// and a time that nothing ended does not stand for more.
+// A phase with statistics represents its cycle: in an unfinished cycle the sum is within its error of the truth, and a
+// phase that did not end in time does not represent more.
 func TestDutyInsideCycles(t *testing.T) {
 	totals := NewTotals(Options{Duty: Duty{On: 10 * time.Second, Every: 60 * time.Second}})
 	at, truth := 0, 0.0
@@ -245,13 +247,13 @@ func TestDutyInsideCycles(t *testing.T) {
 		add(30, false)
 	}
 	before := totals.Programs.Sum()
-	add(40, true) // the agent was held up in it
+	add(40, true) // the agent was stopped during the phase
 	if grew := totals.Programs.Sum() - before; math.Abs(grew-6) > 1e-6 {
 		t.Errorf("40 s with statistics, of 10 that were meant, stand for %v s of run time, want 6", grew)
 	}
 }
 
-// Runs and samples are kept for the programs that have a total, and for all others together, so that their sums hold.
+// Runs and samples are kept for each program that has a total, and for all others together, so their sums are exact.
 func TestCountsSum(t *testing.T) {
 	for seed := range uint64(50) {
 		random := rand.New(rand.NewPCG(seed, 7))
@@ -293,8 +295,8 @@ func TestCountsSum(t *testing.T) {
 	}
 }
 
-// A program that came and went between two readings is counted when a newer one is seen, and one that was unloaded is
-// counted when what it ran at the end is not known.
+// A program that came and went between two readings is counted when a newer one is seen. One that was unloaded is
+// counted if its last run time is unknown.
 func TestMissedPrograms(t *testing.T) {
 	totals := NewTotals(Options{})
 	lost := ledger.Program{ID: 9, Tag: "t", Unloaded: true}

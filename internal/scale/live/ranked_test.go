@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Whatever comes, goes, grows and shrinks: no total of a key that stays falls, nor does the sum; there are no more
-// totals than allowed, and the sum is what was used, once what was taken back is made up for.
+// Whatever keys come, go, grow and shrink: neither the total of a remaining key nor the sum decreases, there are no
+// more totals than allowed, and the sum is what was used, once negative amounts are made up for.
 func TestRankedNeverFalls(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -47,7 +47,7 @@ func TestRankedNeverFalls(t *testing.T) {
 				t.Fatalf("seed %d, tick %d: the sum is %g s, and %g s were used", seed, tick, r.Sum(), seconds(all))
 			}
 		}
-		// Every key makes up for what it owes; then nothing is counted twice.
+		// Large amounts make up for the negative ones; then nothing is counted twice.
 		paid := map[int]int64{}
 		for key := range r.rows {
 			paid[key] = 1e12
@@ -65,8 +65,8 @@ func TestRankedNeverFalls(t *testing.T) {
 
 func first(total float64, _ int, _ bool) float64 { return total }
 
-// A key that is gone leaves its total with those that are gone, and not with the others: these would seem to have used
-// in one tick what it used in all its life.
+// The total of an ended key is added to that of the ended ones, not to that of the others: these would seem to have
+// used in one tick what the key used in all its life.
 func TestRankedGone(t *testing.T) {
 	r := NewRanked[string](0)
 	none := func(string) bool { return false }
@@ -81,7 +81,8 @@ func TestRankedGone(t *testing.T) {
 	}
 }
 
-// With ten times the keys that may have a total the biggest have one. Two of a size do not take turns.
+// If there are ten times as many keys as totals, the biggest keys have the totals. Two keys of equal size do not
+// alternate.
 func TestRankedLimit(t *testing.T) {
 	r := NewRanked[string](10)
 	for tick := range 30 {

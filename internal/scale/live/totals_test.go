@@ -14,7 +14,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// window is a ledger of the second that ends at s.
+// window returns the ledger of the second that begins at s.
 func window(s int) *ledger.Ledger {
 	start := time.Unix(int64(s), 0)
 	return &ledger.Ledger{Host: ledger.Host{CPUs: 2, Sampler: "cpu-clock"},
@@ -23,7 +23,7 @@ func window(s int) *ledger.Ledger {
 
 func group(path string, s float64) ledger.Cgroup { return ledger.Cgroup{Path: path, CPUSeconds: &s} }
 
-// The lines sum to the capacity, but for what is counted twice, to within the grain, and none of them falls.
+// The lines add up to the capacity, apart from what is counted twice, to within grain, and none of them decreases.
 func TestBudgetSums(t *testing.T) {
 	for seed := range uint64(50) {
 		random := rand.New(rand.NewPCG(seed, 2))
@@ -54,14 +54,14 @@ func TestBudgetSums(t *testing.T) {
 	}
 }
 
-// An edge whose counters were read far apart: some lines have what belongs to the next window, others have not what
-// belongs to this one. That time is neither unexplained nor counted twice.
+// The counters of an edge may be read far apart: some lines then include time of the next window, and others lack time
+// of this one. That time is neither unexplained nor counted twice.
 func TestBudgetOfEdgesFarApart(t *testing.T) {
 	totals := NewTotals(Options{})
 	for tick, u := range []ledger.Usage{
 		{Groups: 1, Root: 0.4, Idle: 0.6},
 		{Groups: 1.5, Root: -0.1, Idle: 0.6},  // the groups were read 0.5 s after all tasks
-		{Groups: 0.5, Root: 0.9, Idle: 0.6},   // and now they were not
+		{Groups: 0.5, Root: 0.9, Idle: 0.6},   // these edges were read closely
 		{Groups: 1.75, Root: 0.65, Idle: 0.1}, // all were read 0.25 s after the clock
 		{Groups: 0.75, Root: 0.15, Idle: 0.6},
 	} {
@@ -91,7 +91,7 @@ func TestBudgetOfEdgesFarApart(t *testing.T) {
 	if totals.Ahead() != 0 || totals.CountedTwice() != 0 {
 		t.Errorf("%g s ahead and %g counted twice, want none", totals.Ahead(), totals.CountedTwice())
 	}
-	// What later windows do not make up for was on two lines.
+	// An excess that later windows do not make up for was on two lines.
 	for tick, u := range []ledger.Usage{{Groups: 1, Root: 1.5}, {Groups: 1, Root: 1}, {Groups: 1, Root: 1}} {
 		u.Capacity = 2
 		l := window(5 + tick)
@@ -136,7 +136,7 @@ func TestMemoryAfterAPeak(t *testing.T) {
 	runtime.KeepAlive(totals)
 }
 
-// Groups in groups: each second is in one place, and the places have what the topmost groups used.
+// In nested groups, each second is in one place, and the places add up to what the topmost groups used.
 func TestGroupsSum(t *testing.T) {
 	for seed := range uint64(50) {
 		random := rand.New(rand.NewPCG(seed, 3))
@@ -170,7 +170,7 @@ func TestGroupsSum(t *testing.T) {
 	}
 }
 
-// What a group used in the windows before it was found, and in the one in which it was, is in the place around it.
+// What a group used before it was found, and in the window in which it was found, is in the place around it.
 func TestGroupFoundLate(t *testing.T) {
 	late := func(path string) ledger.Cgroup { return ledger.Cgroup{Path: path} }
 	gone := func(g ledger.Cgroup) ledger.Cgroup {
@@ -183,10 +183,10 @@ func TestGroupFoundLate(t *testing.T) {
 		{group("/shop", 1.2)}, // 1 s of the proxy, which is not found yet
 		{late("/shop/proxy"), group("/shop", 1.2)},
 		{group("/shop/proxy", 1), group("/shop", 1.2)},
-		// It is removed and made again between two looks.
+		// The group is removed and created again between two searches.
 		{gone(late("/shop/proxy")), group("/shop", 1.2)},
 		{group("/shop", 1.2)},
-		{late("/shop/proxy"), group("/shop/proxy/new", 0.5), group("/shop", 1.2)}, // one is new in a late one
+		{late("/shop/proxy"), group("/shop/proxy/new", 0.5), group("/shop", 1.2)}, // new inside a late one
 		{gone(group("/shop/proxy", 0.5)), group("/shop/proxy", 0.25), group("/shop", 1.2)},
 	} {
 		l := window(tick)
@@ -206,8 +206,8 @@ func TestGroupFoundLate(t *testing.T) {
 	}
 }
 
-// A group whose counter was never known has no total, and one that is in it keeps all of its time; one that is not
-// known in one window has what it had, and gives none of it away.
+// A group whose counter was never known has no total, and the place around it keeps all of its time. One whose counter
+// is unknown in one window keeps its total, and adds none of it to another.
 func TestGroupThatCannotBeRead(t *testing.T) {
 	totals := NewTotals(Options{})
 	unread := ledger.Cgroup{Path: "/a"}
@@ -227,7 +227,7 @@ func TestGroupThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// Where a place is more than one group, its topmost group has all of it; a place in a place is not counted in both.
+// If a place has several groups, its topmost group has all of the time; a place inside a place is not counted in both.
 func TestNamedPlaces(t *testing.T) {
 	pod := Place{Namespace: "shop", Pod: "cart", Top: "/pods/cart"}
 	side := Place{Namespace: "shop", Pod: "cart", Container: "proxy", Top: "/pods/cart/proxy"}
@@ -264,7 +264,7 @@ func TestNamedPlaces(t *testing.T) {
 	}
 }
 
-// TestMemoryOfOthers: the memory of places without a total is known only if that of each is.
+// TestMemoryOfOthers: the memory of places without a total is known only if that of each of them is known.
 func TestMemoryOfOthers(t *testing.T) {
 	for name, c := range map[string]struct{ biggest, other, another, want *int64 }{
 		"known":             {new(int64(50)), new(int64(3)), new(int64(4)), new(int64(7))},
@@ -287,7 +287,7 @@ func TestMemoryOfOthers(t *testing.T) {
 	}
 }
 
-// The version of the memory is another one whenever the memory is, and stays while ledgers have the same.
+// MemoryVersion changes whenever the memory changes, and stays the same while ledgers have the same memory.
 func TestMemoryVersion(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 4))
@@ -345,7 +345,7 @@ func TestLongestStall(t *testing.T) {
 	}
 }
 
-// Time between two windows is named: what was used in it is in no total.
+// Gap has the time between two windows; what was used in it is in no total.
 func TestGap(t *testing.T) {
 	totals := NewTotals(Options{})
 	for _, at := range []int{0, 1, 4, 5} {
@@ -356,8 +356,8 @@ func TestGap(t *testing.T) {
 	}
 }
 
-// Components together have all CPU time that is attributed, and all known run time of programs, also where a group or a
-// program of one is gone before the end of the window and its counter is not known.
+// The components add up to all attributed CPU time and all known run time of programs, even if a group or a program of
+// one is gone before the end of the window and its counter is unknown.
 func TestComponentsSum(t *testing.T) {
 	sidecar := ledger.Charged{Charge: ledger.ChargeTare, Component: "sidecar"}
 	agent := ledger.Charged{Charge: ledger.ChargeTare, Component: "agent"}
@@ -398,7 +398,7 @@ func TestComponentsSum(t *testing.T) {
 	}
 }
 
-// A component whose counter is not known in one window does not pay for what another used inside of it.
+// If the counter of a component is unknown in one window, what another used inside it is not subtracted from it.
 func TestComponentAroundAnother(t *testing.T) {
 	around := ledger.Charged{Charge: ledger.ChargeTare, Component: "around"}
 	inside := ledger.Charged{Charge: ledger.ChargeTare, Component: "inside"}

@@ -15,11 +15,11 @@ import (
 	"tare/test/long"
 )
 
-// Five daemons in groups that only they are in, and bpftrace with programs that run above them, where it is installed,
-// beside what else runs, in window after window: the components add up to the CPU time that was attributed, with a
-// difference of 0, and each is within 1 % of what its group's counter says, read before the window and after it. A
-// daemon rests at the edges, so the two readings are of the same work. All that the kernel counted of bpftrace's
-// programs is in its component and in the total of tare.
+// Each of five daemons has a group to itself, and bpftrace, if installed, runs programs that interrupt them, beside
+// whatever else runs, in window after window. The components add up exactly to the attributed CPU time, and each is
+// within 1 % of its group's counter, read before and after the window. A daemon rests at the edges, so both readings
+// cover the same work. All run time that the kernel counted for bpftrace's programs is in its component and in the
+// total of tare.
 func TestComponentsAgreeWithCounters(t *testing.T) {
 	h := cpuHierarchy(t)
 	top := fmt.Sprintf("/tare-test-%d", os.Getpid())
@@ -49,7 +49,7 @@ func TestComponentsAgreeWithCounters(t *testing.T) {
 	}
 	m := meter(t, Options{})
 	worst, windows := 0.0, long.Repeat(3, 20)
-	if testing.Short() { // an emulated machine works for 10 s for each daemon in a window
+	if testing.Short() { // an emulated machine takes 10 s for the work of each daemon in a window
 		windows = 1
 	}
 	for range windows {
@@ -70,7 +70,7 @@ func TestComponentsAgreeWithCounters(t *testing.T) {
 				l.Cgroups[i].Charged = ledger.Charged{Charge: ledger.ChargeTare, Component: "bpftrace"}
 			}
 		}
-		ran := int64(0) // of bpftrace's programs
+		ran := int64(0) // run time of bpftrace's programs, ns
 		for i := range l.Programs {
 			p := &l.Programs[i]
 			if slices.ContainsFunc(p.Owners, func(o ledger.Owner) bool { return o.Comm == "bpftrace" }) {

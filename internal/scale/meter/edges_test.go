@@ -39,7 +39,7 @@ func TestAnEdgeThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// What a program ran before it was unloaded inside the window is not known: null, not 0.
+// The run time of a program that was unloaded inside the window is unknown: nil, not 0.
 func TestAProgramThatWasUnloadedHasNoCounters(t *testing.T) {
 	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeV1}}}
 	misses := uint64(1)
@@ -62,7 +62,7 @@ func TestAProgramThatWasUnloadedHasNoCounters(t *testing.T) {
 	}
 }
 
-// fakeGroups is an account of a second in which the only group, /unit, was there. counters reads the groups again.
+// fakeGroups returns the account of one second on a machine whose only group is /unit. counters reads the group again.
 func fakeGroups(t *testing.T) (a account, root string, counters func() map[*cgroup.Group]cgroup.CPU) {
 	t.Helper()
 	root = t.TempDir()
@@ -102,8 +102,8 @@ func writeUnder(t *testing.T, root, path, content string) {
 	}
 }
 
-// TestBPFTimeOfAPathOnce: samples name a path, and the time there is not in both the group that was removed and the one
-// that was made again.
+// TestBPFTimeOfAPathOnce: samples name only a path, so the eBPF time there is not counted in both the group that was
+// removed and the one that was created again.
 func TestBPFTimeOfAPathOnce(t *testing.T) {
 	a, root, counters := fakeGroups(t)
 	writeUnder(t, root, "again/cpu.stat", "usage_usec 2000000\n") // another inode
@@ -128,8 +128,8 @@ func TestBPFTimeOfAPathOnce(t *testing.T) {
 	}
 }
 
-// TestBPFTimeOfGroupsIsNotStolen: what was stolen while programs ran is no cost of the groups, and is not in what could
-// not be split.
+// TestBPFTimeOfGroupsIsNotStolen: time stolen while programs ran is in neither the eBPF time of groups nor the unsplit
+// time.
 func TestBPFTimeOfGroupsIsNotStolen(t *testing.T) {
 	a, root, counters := fakeGroups(t)
 	writeUnder(t, root, "sys/fs/cgroup/unit/cpu.stat", "usage_usec 9000000\n")
@@ -149,8 +149,8 @@ func TestBPFTimeOfGroupsIsNotStolen(t *testing.T) {
 	}
 }
 
-// TestKernelThreadInAGroup: what a kernel thread in a control group used is in the group, and not on the line of kernel
-// threads as well.
+// TestKernelThreadInAGroup: the CPU time of a kernel thread in a control group is counted in the group, and not also on
+// the line of kernel threads.
 func TestKernelThreadInAGroup(t *testing.T) {
 	for path, want := range map[string]map[string]float64{
 		"/unit":    {ledger.LineGroups: 6, ledger.LineKernel: 0},
@@ -188,9 +188,9 @@ func TestACounterThatWentBackIsNotKnown(t *testing.T) {
 	}
 }
 
-// TestCounterReset: what a group used whose counter was set back inside the window is not known, also where it has
-// grown past what it was, and neither is what its time cannot be told from. The window after that has it again, and so
-// do other groups.
+// TestCounterReset: the CPU time of a group whose counter was reset inside the window is unknown, even if the counter
+// has grown past its earlier value, and so is what cannot be separated from that time. It is known again in the next
+// window, and that of other groups always.
 func TestCounterReset(t *testing.T) {
 	h := cpuHierarchy(t)
 	if h.V2 {
@@ -214,7 +214,7 @@ func TestCounterReset(t *testing.T) {
 				}
 			}
 			w.work(t)
-			for cgroup.CPUTime(dir).N <= before { // else the counter alone would tell
+			for cgroup.CPUTime(dir).N <= before { // otherwise the counter alone would show the reset
 				w.work(t)
 			}
 		})
@@ -230,8 +230,8 @@ func TestCounterReset(t *testing.T) {
 	}
 }
 
-// TestTopGroupRemoved: on v1 the root's counter has what a group used that was removed inside the window. The ledger
-// says so.
+// TestTopGroupRemoved: on v1 the root's counter includes what a group used that was removed inside the window. A
+// warning says so.
 func TestTopGroupRemoved(t *testing.T) {
 	if cpuHierarchy(t).V2 {
 		t.Skip("needs cgroup v1: on v2 the root group has no counter")
@@ -251,8 +251,8 @@ func TestTopGroupRemoved(t *testing.T) {
 	}
 }
 
-// TestManyCountersReset: warnings name three groups whose counters were reset and count the rest; each group says so
-// itself.
+// TestManyCountersReset: warnings name three groups whose counters were reset and count the others; each group's
+// CPUReset is set.
 func TestManyCountersReset(t *testing.T) {
 	h := cpuHierarchy(t)
 	if h.V2 {
@@ -293,7 +293,7 @@ func TestManyCountersReset(t *testing.T) {
 	}
 }
 
-// A task that is in one group of cpuacct and in another of v2 stands in both; in the budget it counts once.
+// A task that is in one group of cpuacct and in another of v2 is counted in both groups, but in the budget only once.
 func TestHierarchiesThatDisagree(t *testing.T) {
 	two := 2.0
 	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeHybrid}, groups: &cgroup.Reader{},
@@ -316,15 +316,15 @@ func TestHierarchiesThatDisagree(t *testing.T) {
 	if len(a.warnings) != 1 || a.warnings[0].Code != "hierarchies-overlap" || !cpu.Closes() {
 		t.Errorf("warnings %v, budget %+v", a.warnings, cpu)
 	}
-	// What is read so far apart may differ by as much.
+	// Counters that were read that far apart may differ by that much.
 	a.warnings, a.w.first.took, a.last.took, l.Host.CPUs = nil, 100*time.Millisecond, time.Second, 2
 	if cpu = a.budget(l); len(a.warnings) > 0 || !cpu.Closes() {
 		t.Errorf("with edges of 1.1 s: warnings %v, budget %+v", a.warnings, cpu)
 	}
 }
 
-// TestGroupsMadeInTheWindow: a group that is younger than the window says when it was made, and of one that was made
-// again under the same name a warning says so: its counters began anew.
+// TestGroupsMadeInTheWindow: a group created in the window has its age, and if it was created again under the same
+// name, a warning says that its counters started from 0.
 func TestGroupsMadeInTheWindow(t *testing.T) {
 	m := meter(t, Options{SampleHz: -1, NoWitness: true})
 	h, ok := m.layout.CPU()
@@ -355,7 +355,7 @@ func TestGroupsMadeInTheWindow(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		for _, name := range []string{"again", "new"} { // as makers of groups do
+		for _, name := range []string{"again", "new"} { // as those who create groups do
 			if _, err := os.Stat(dir(name)); err != nil {
 				t.Error(err)
 			}
@@ -365,7 +365,7 @@ func TestGroupsMadeInTheWindow(t *testing.T) {
 	began := map[string][]*float64{}
 	for _, g := range l.Cgroups {
 		began[g.Path] = append(began[g.Path], g.Began)
-		// Another's group may be removed between the two readings that tell.
+		// Groups of others may be removed between these two readings.
 		if g.Vanished && g.CPUSeconds != nil && strings.HasSuffix(g.Path, fmt.Sprint("-", os.Getpid())) {
 			t.Errorf("%s has vanished and used %v s", g.Path, *g.CPUSeconds)
 		}
@@ -391,8 +391,7 @@ func TestGroupsMadeInTheWindow(t *testing.T) {
 	}
 }
 
-// A group that is in the memory controller's hierarchy alone is nobody's identity: the eBPF time of its tasks is null,
-// not 0.
+// A group that is only in the memory controller's hierarchy has no CPU time, so its eBPF time is nil, not 0.
 func TestAGroupWithoutCPUTimeHasNoEBPFTime(t *testing.T) {
 	m := meter(t, Options{})
 	memory, ok := m.layout.Controller("memory")
@@ -414,7 +413,7 @@ func TestAGroupWithoutCPUTimeHasNoEBPFTime(t *testing.T) {
 	}
 }
 
-// The time that a process used before it was moved into the root group is not the window's.
+// The CPU time that a process used before it was moved into the root group is not counted in the window.
 func TestAProcessThatWasMovedToTheRoot(t *testing.T) {
 	m := &Meter{}
 	a := account{m: m, w: &Window{m: m}}
@@ -430,7 +429,7 @@ func TestAProcessThatWasMovedToTheRoot(t *testing.T) {
 	}
 }
 
-// In a PID namespace of our own a task outside of it has no PID: it is not the idle task.
+// In a separate PID namespace, a task outside it has PID 0, but is not the idle task.
 func TestTasksOfOtherNamespacesAreNotIdle(t *testing.T) {
 	l, reads := testLocator(nil)
 	outside := &perf.Sample{PID: 0, TID: 0, Time: 1}
@@ -443,7 +442,7 @@ func TestTasksOfOtherNamespacesAreNotIdle(t *testing.T) {
 	}
 }
 
-// However many programs came and went, one warning says so.
+// One warning covers all programs that came and went.
 func TestProgramsThatCameAndWent(t *testing.T) {
 	a := account{found: &findings{loaded: map[uint32]bool{1: true, 2: true, 3: true}}}
 	a.missed(map[uint32]bool{2: true})
@@ -453,8 +452,8 @@ func TestProgramsThatCameAndWent(t *testing.T) {
 	}
 }
 
-// TestBoundOfProgramsMissed: of programs that came and went inside the window the samples say for how long they ran at
-// most.
+// TestBoundOfProgramsMissed: samples give an upper bound of the run time of programs that came and went inside the
+// window.
 func TestBoundOfProgramsMissed(t *testing.T) {
 	m := meter(t, Options{NoWitness: true})
 	if m.sampler == nil || m.sampler.Source() != perf.CPUClock {
@@ -477,7 +476,7 @@ func TestBoundOfProgramsMissed(t *testing.T) {
 	}
 }
 
-// Samples that may be another program's are not taken for a program's own.
+// Samples that may belong to another program do not split a program's time.
 func TestUnsureProgramsAreNotSplit(t *testing.T) {
 	a := account{m: &Meter{layout: &cgroup.Layout{}}, w: &Window{}, found: &findings{
 		unsure: map[uint32]bool{1: true, 3: true}, places: map[uint32]map[attribution.Place]int{1: {{Group: "/web"}: 1000}},
@@ -517,8 +516,7 @@ func TestSoleGroup(t *testing.T) {
 	}
 }
 
-// Where it takes long to find and to read all control groups, a window still ends when it is to end, and not that much
-// later: what it is to measure has ended by then.
+// A window ends in time even if finding and reading all control groups takes long: what it measures has ended by then.
 func TestWindowEndsInTime(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a real processor: it compares two times, in which an emulated one stands still")
@@ -546,8 +544,8 @@ func TestWindowEndsInTime(t *testing.T) {
 			t.Skip("needs to make control groups: ", err)
 		}
 	}
-	// Beside other work this process may be held up at any of the edges. So lateness is a part of what the same window
-	// took to prepare and to read, and the least counts, of as many windows as it takes for one that was left alone.
+	// On a busy machine this process may be held up at any edge. So lateness is measured relative to the time that the
+	// same window took to prepare and to read, and the smallest of many windows counts.
 	least := math.Inf(1)
 	for until := time.Now().Add(time.Minute); least > 0.5 && time.Now().Before(until); {
 		w, err := m.Open()
@@ -569,7 +567,7 @@ func TestWindowEndsInTime(t *testing.T) {
 	}
 }
 
-// TestWindowOfACancelledContext: it is closed, and with it what it switched on.
+// TestWindowOfACancelledContext: the window is closed, and what it switched on is off again.
 func TestWindowOfACancelledContext(t *testing.T) {
 	m := meter(t, Options{})
 	w, err := m.Open()
@@ -590,8 +588,8 @@ func TestWindowOfACancelledContext(t *testing.T) {
 	}
 }
 
-// TestSelfOfProgramsGone: a program that was gone before the window opened ran in none of it, and what the statistics
-// cost for it over its life is no cost of the window.
+// TestSelfOfProgramsGone: a program that was gone before the window opened did not run in it, and what statistics cost
+// for its earlier runs is not a cost of the window.
 func TestSelfOfProgramsGone(t *testing.T) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -621,7 +619,7 @@ func TestReadClosely(t *testing.T) {
 	}{
 		{"at once", []time.Duration{edgeTime / 2}, 1, nil},
 		{"held up once", []time.Duration{time.Second, edgeTime / 2}, 2, nil},
-		{"slow each time", []time.Duration{30 * time.Millisecond, 31 * time.Millisecond}, 2, nil}, // as a large machine is
+		{"slow each time", []time.Duration{30 * time.Millisecond, 31 * time.Millisecond}, 2, nil}, // as on a large machine
 		{"held up each time", []time.Duration{time.Second, 300 * time.Millisecond, 90 * time.Millisecond,
 			20 * time.Millisecond}, edgeTries, nil},
 		{"failed", []time.Duration{time.Second, -1}, 2, failed},
@@ -641,7 +639,7 @@ func TestReadClosely(t *testing.T) {
 	}
 }
 
-// TestOwnMapUnknown: where the size of one of the scale's maps is not known, what all of its eBPF takes is not known.
+// TestOwnMapUnknown: if the size of one of the meter's own maps is unknown, so is the total memory of its eBPF objects.
 func TestOwnMapUnknown(t *testing.T) {
 	size := uint64(4096)
 	s := &bpf.Snapshot{Maps: []bpf.Map{{ID: 1, Own: true, Bytes: &size}, {ID: 2}}}

@@ -12,9 +12,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// TestMemoryElsewhere: of a group, and of those around it, whose processes are in another group of the hierarchy that
-// counts memory, CPU time is known and memory is not, whatever the group of that name holds there. It is when they are
-// in both.
+// TestMemoryElsewhere: if processes of a group are in another group of the memory hierarchy, the group's CPU time is
+// known and its memory is not, even if the memory hierarchy has a group with its name. The same applies to the groups
+// above. If the processes are in the group in both hierarchies, its memory is known.
 func TestMemoryElsewhere(t *testing.T) {
 	m := meter(t, Options{SampleHz: -1, NoWitness: true})
 	cpu := cpuHierarchy(t)
@@ -69,7 +69,7 @@ func TestMemoryElsewhere(t *testing.T) {
 			t.Errorf("elsewhere is %v: the warning is %q", elsewhere, said)
 		}
 	}
-	m.elsewhere, m.lookEvery = map[string]string{inner: "as it was"}, time.Hour // as of a lean meter
+	m.elsewhere, m.lookEvery = map[string]string{inner: "as it was"}, time.Hour // as in a lean meter
 	if err := m.lookElsewhere(); err != nil || m.elsewhere[inner] != "as it was" {
 		t.Errorf("a lean meter has looked again: %v, %v", err, m.elsewhere)
 	}

@@ -23,7 +23,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// TestMain lets the test binary take the way into a control group, as tare does when it starts itself again.
+// TestMain lets the test binary enter a control group, as tare does when it executes itself.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == placement.EnterCommand {
 		err := placement.Enter(os.Args[2:])
@@ -60,8 +60,8 @@ func light(t testing.TB) *Light {
 	return l
 }
 
-// ownTree is a tree of groups with a process in the group "work" that holds so many programs, all of them filters of
-// one socket in turn. It gives the tree, the last program and what sends to the socket.
+// ownTree returns a tree of groups with a process in the group "work" that holds the given number of programs, each of
+// which was a filter of one socket. It also returns the last program, and a function that sends packets to the socket.
 func ownTree(t testing.TB, programs int) (*placement.Tree, *ebpf.Program, func(packets int)) {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -102,9 +102,9 @@ func ownTree(t testing.TB, programs int) (*placement.Tree, *ebpf.Program, func(p
 	if err := group.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Wait() }) // after the tree was closed it is dead
+	t.Cleanup(func() { _ = cmd.Wait() }) // it is dead once the tree is closed
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	for len(layout.Members([]string{tree.Name()})) == 0 { // it is on its way
+	for len(layout.Members([]string{tree.Name()})) == 0 { // the process may not have entered yet
 		time.Sleep(time.Millisecond)
 	}
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -133,8 +133,8 @@ func ownTree(t testing.TB, programs int) (*placement.Tree, *ebpf.Program, func(p
 	}
 }
 
-// TestLight: a light meter has the groups of the trees that it is given and the programs that are held there, with the
-// same counters as the files say; and nothing else.
+// TestLight: a light meter measures only the groups of the given trees and the programs held there, and its counters
+// equal those in the files.
 func TestLight(t *testing.T) {
 	l := light(t)
 	tree, program, send := ownTree(t, 2)
@@ -148,7 +148,7 @@ func TestLight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer other.Close() // this process holds it, which is in no group that is weighed
+	defer other.Close() // held by this process, which is in none of the groups being weighed
 
 	if _, err := l.Open(); err == nil {
 		t.Error("a window was opened that nobody had prepared")
@@ -171,7 +171,7 @@ func TestLight(t *testing.T) {
 	}
 }
 
-// cpuHierarchy is this machine's hierarchy of control groups that counts CPU time.
+// cpuHierarchy returns this machine's hierarchy of control groups that counts CPU time.
 func cpuHierarchy(t *testing.T) *cgroup.Hierarchy {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -185,7 +185,8 @@ func cpuHierarchy(t *testing.T) *cgroup.Hierarchy {
 	return h
 }
 
-// works waits until what runs in a tree has used so much CPU time more: beside others it may get little for a while.
+// works waits until the processes in a tree have used the given additional CPU time, which may take a while on a busy
+// machine.
 func works(t *testing.T, tree *placement.Tree, more time.Duration) {
 	t.Helper()
 	h := cpuHierarchy(t)
@@ -207,7 +208,7 @@ func checkLight(t *testing.T, l *ledger.Ledger, tree string, program *ebpf.Progr
 	var paths []string
 	for _, g := range l.Cgroups {
 		paths = append(paths, g.Path)
-		// whoever is held up between the window's end and a counter reads more
+		// if this process is held up between the window's end and a counter, it reads more
 		most := 1.2*l.Window.Seconds + l.Window.EdgeSeconds
 		if g.CPUSeconds == nil || g.Memory == nil || g.BPFSeconds != nil {
 			t.Errorf("%s: CPU %v, memory %v, BPF time %v", g.Path, g.CPUSeconds, g.Memory, g.BPFSeconds)
@@ -244,8 +245,8 @@ func checkLight(t *testing.T, l *ledger.Ledger, tree string, program *ebpf.Progr
 	}
 }
 
-// What both edges cost beside what a full meter costs, with as many programs on the machine as 25 nodes with a tracer
-// have.
+// BenchmarkLight compares the cost of both edges with that of a full meter, on a machine with as many programs as 25
+// nodes with a tracer have.
 func BenchmarkLight(b *testing.B) {
 	l := light(b)
 	tree, _, _ := ownTree(b, 50)

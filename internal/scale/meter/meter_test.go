@@ -59,7 +59,8 @@ func burn(d time.Duration) {
 	}
 }
 
-// On a busy machine the parts sum to the capacity, little is unexplained, and our own time is on the line of the scale.
+// On a busy machine the parts add up to the capacity, little is unexplained, and this process's time is on the line
+// self.
 func TestBudgetOfABusyMachine(t *testing.T) {
 	m := meter(t, Options{})
 	const work = time.Second
@@ -67,9 +68,8 @@ func TestBudgetOfABusyMachine(t *testing.T) {
 	if !l.CPU.Closes() {
 		t.Errorf("the parts do not sum to the capacity: %+v", l.CPU)
 	}
-	// On an emulated processor (-short) an interrupt above an idle CPU, which no counter holds, takes a hundred times
-	// as long.
-	// a window as short as this is coarse: idle time counts in ticks of 10 ms
+	// On an emulated processor (-short), an interrupt on an idle CPU, which no counter includes, takes a hundred times as
+	// long. Such a short window is also coarse: idle time is counted in ticks of 10 ms.
 	if part := math.Abs(l.CPU.Unexplained) / l.CPU.Capacity; part > 0.05 && !testing.Short() {
 		t.Errorf("%.1f %% is unexplained: %+v", 100*part, l.CPU)
 	}
@@ -84,7 +84,7 @@ func TestBudgetOfABusyMachine(t *testing.T) {
 	}
 }
 
-// Windows of one meter stand alone: each has its own time, samples and self cost.
+// Windows of one meter are independent: each has its own time, samples and self cost.
 func TestWindowsFollowEachOther(t *testing.T) {
 	m := meter(t, Options{})
 	for range 3 {
@@ -96,11 +96,11 @@ func TestWindowsFollowEachOther(t *testing.T) {
 			t.Error("a window without samples")
 		}
 	}
-	// What was done before is not charged to a window. To read its edges takes the longer the more groups, programs and
-	// maps there are, of which others may have thousands for a while.
+	// Earlier work is not charged to a window. Reading its edges takes longer the more groups, programs and maps exist, of
+	// which others may have thousands for a while.
 	var took float64
 	for range 15 {
-		// an emulated processor takes ten times as long
+		// On an emulated processor it takes ten times as long.
 		if took = ledgerOf(t, m, func() {}).Self.CPUSeconds; took <= 0.1 || testing.Short() {
 			return
 		}
@@ -123,8 +123,8 @@ func TestOneWindowAtATime(t *testing.T) {
 	}
 }
 
-// What it takes to make a window ready is over when its first edge is due: the edge is never early, and in some window,
-// if not in one in which this process was held up, it follows within less than it took to make that ready.
+// A window is prepared by the time its first edge is due: the edge is never early, and except in windows in which this
+// process was held up, it is late by less than the preparation took.
 func TestOpenAt(t *testing.T) {
 	m := meter(t, Options{})
 	var late, readying time.Duration
@@ -148,19 +148,19 @@ func TestOpenAt(t *testing.T) {
 	t.Errorf("the first edge was read %v after it was due, and making the window ready took %v", late, readying)
 }
 
-// A window that its context ends before its first edge leaves the meter as it was.
+// If the context ends before the first edge of a window, the meter is as it was before.
 func TestOpenAtEnds(t *testing.T) {
 	m := meter(t, Options{})
 	cause := errors.New("the cause")
 	for _, ready := range []bool{false, true} {
 		if ready {
-			m.preparing, m.switching = time.Minute, time.Minute // so that it is made ready as early as can be
+			m.preparing, m.switching = time.Minute, time.Minute // so that preparing starts as early as possible
 		}
 		at := int64(time.Minute)
 		if ready {
 			at = int64(2*mostAhead) - int64(100*time.Millisecond)
 		}
-		for try := range 5 { // a machine that stands still for long enough comes to both times at once
+		for try := range 5 { // on a machine that stands still for long enough, both times come at once
 			ctx, end := context.WithCancelCause(context.Background())
 			time.AfterFunc(300*time.Millisecond, func() { end(cause) })
 			w, err := m.OpenAt(ctx, monotonic()+at)
@@ -180,8 +180,8 @@ func TestOpenAtEnds(t *testing.T) {
 	}
 }
 
-// A second meter of a process has what the first measured: it cannot measure what statistics cost while they are on.
-// It goes on when the first is closed.
+// A second meter of a process uses what the first measured, because it cannot measure the cost of statistics while they
+// are on. It still works after the first is closed.
 func TestMetersShare(t *testing.T) {
 	var shared Shared
 	t.Cleanup(shared.Close)
@@ -190,7 +190,7 @@ func TestMetersShare(t *testing.T) {
 		t.Skip("needs run statistics that nobody else has on")
 	}
 	second := meter(t, Options{Shared: &shared})
-	looksDiffer := first.lookCost != nil && second.lookCost != first.lookCost // nil: disturbed, and measured again
+	looksDiffer := first.lookCost != nil && second.lookCost != first.lookCost // nil: disturbed, and repeated
 	if second.statsCost != first.statsCost || looksDiffer {
 		t.Errorf("statistics cost %v and %v, looks %v and %v", first.statsCost, second.statsCost, first.lookCost,
 			second.lookCost)
@@ -204,7 +204,7 @@ func TestMetersShare(t *testing.T) {
 	}
 }
 
-// Without samples there are totals and no shares made up.
+// Without samples there are totals, and no invented shares.
 func TestWithoutSamples(t *testing.T) {
 	l := ledgerOf(t, meter(t, Options{SampleHz: -1}), func() { burn(20 * time.Millisecond) })
 	for _, c := range l.Cgroups {
@@ -224,8 +224,7 @@ func TestWithoutSamples(t *testing.T) {
 	}
 }
 
-// Without the kernel's run statistics no time of programs is made up, the statistics are off, and the budget closes all
-// the same.
+// Without the kernel's run statistics, no run times are invented, the statistics are off, and the budget still closes.
 func TestWithoutStatistics(t *testing.T) {
 	m := meter(t, Options{NoStatistics: true})
 	if m.stats != nil || m.statsCost != nil {
@@ -291,7 +290,7 @@ func TestCloseGivesBack(t *testing.T) {
 	}
 }
 
-// What the scale costs for one window of a second.
+// BenchmarkWindow measures the cost of one window.
 func BenchmarkWindow(b *testing.B) {
 	m := meter(b, Options{})
 	for b.Loop() {

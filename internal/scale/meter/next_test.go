@@ -16,8 +16,8 @@ import (
 	"tare/test/busy"
 )
 
-// Windows that share their edges lose nothing: what a group and a program used in all of them is what their own
-// counters say between the first edge and the last.
+// Windows that share their edges lose nothing: the sums over the windows of what a group and a program used equal the
+// growth of their counters from the first edge to the last.
 func TestNextSharesTheEdge(t *testing.T) {
 	m := meter(t, Options{})
 	p, id := planted(t)
@@ -26,7 +26,7 @@ func TestNextSharesTheEdge(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := w.first
-	first.groups = maps.Clone(first.groups) // Next uses the map again
+	first.groups = maps.Clone(first.groups) // Next reuses the map
 	runs := w.programs
 	var sum struct {
 		groups  map[string]int64
@@ -98,8 +98,8 @@ func program(l *ledger.Ledger, id uint32) *ledger.Program {
 	return nil
 }
 
-// A group that goes away is forgotten after the window that it went away in, and what it used stays in the group around
-// it; a window in which reading fails is in the next one.
+// A group that vanishes is forgotten after the window in which it vanished, and what it used stays with the group
+// around it. A window in which reading failed is included in the next one.
 func TestNextAfterGroupsAndErrors(t *testing.T) {
 	m := meter(t, Options{SampleHz: -1})
 	w, err := m.Open()
@@ -147,7 +147,7 @@ func TestNextAfterGroupsAndErrors(t *testing.T) {
 	for _, p := range l.Programs {
 		own[p.ID] = p.Own
 	}
-	for _, m := range l.Maps { // constants of the witness, which its programs alone hold
+	for _, m := range l.Maps { // constants of the witness, which only its programs hold
 		if m.Charge == "" && len(m.HeldBy) == 0 && len(m.UsedBy) > 0 && own[m.UsedBy[0]] {
 			t.Errorf("a map of the scale's own programs is not its own: %+v", m)
 		}
@@ -157,7 +157,7 @@ func TestNextAfterGroupsAndErrors(t *testing.T) {
 	}
 }
 
-// planted is a program that runs when it is asked to.
+// planted loads a program that runs on request.
 func planted(t *testing.T) (p *ebpf.Program, id uint32) {
 	t.Helper()
 	p, err := busy.Load("tare_next")
@@ -173,7 +173,7 @@ func planted(t *testing.T) (p *ebpf.Program, id uint32) {
 	return p, uint32(known)
 }
 
-// temporaryGroup makes a control group where CPU time is counted.
+// temporaryGroup creates a control group in the hierarchy that counts CPU time.
 func temporaryGroup(t *testing.T) string {
 	t.Helper()
 	dir, _ := cpuHierarchy(t).Dir(fmt.Sprintf("/tare-next-%d", os.Getpid()))

@@ -56,7 +56,7 @@ func eachCPU(t *testing.T, f func(rng *rand.Rand, stop *atomic.Bool)) {
 	var all sync.WaitGroup
 	for _, cpu := range cpus {
 		all.Go(func() {
-			runtime.LockOSThread() // and never unlocked: the thread ends with what is set on it
+			runtime.LockOSThread() // never unlocked: the thread, with its settings, ends with the goroutine
 			var set unix.CPUSet
 			set.Set(cpu)
 			_ = unix.SchedSetaffinity(0, &set)
@@ -66,12 +66,12 @@ func eachCPU(t *testing.T, f func(rng *rand.Rand, stop *atomic.Bool)) {
 	t.Cleanup(func() { stop.Store(true); all.Wait() })
 }
 
-// mostStolen is the part of the CPU time that may be stolen for the budget to be held to its promise.
+// mostStolen is the largest fraction of CPU time that may be stolen while the budget must keep its promise.
 const mostStolen = 0.3
 
-// Whatever is stolen, the CPU budget closes within 2 % of the capacity, and the time that reading an edge takes: on an
-// idle machine, on a busy one, and next to a neighbour that takes half of every CPU. TARE_WINDOWS sets how many windows
-// of 3 s there are of each.
+// Whatever is stolen, the CPU budget closes to within 2 % of the capacity plus the time that reading an edge takes: on
+// an idle machine, on a busy one, and beside a neighbour that takes half of every CPU. TARE_WINDOWS sets the number of
+// windows of 3 s in each case.
 func TestBudgetClosesUnderNoise(t *testing.T) {
 	windows := long.Repeat(1, 5)
 	if testing.Short() {
@@ -89,7 +89,7 @@ func TestBudgetClosesUnderNoise(t *testing.T) {
 		noise func(*testing.T)
 	}{{"idle", func(*testing.T) {}}, {"busy", burners}, {"neighbour", neighbours}} {
 		if testing.Short() && c.name != "idle" {
-			break // how near it comes to closing, which noise is to disturb, an emulated processor cannot show
+			break // an emulated processor cannot show how close to closing the budget comes under noise
 		}
 		t.Run(c.name, func(t *testing.T) {
 			c.noise(t)
@@ -108,12 +108,11 @@ func TestBudgetClosesUnderNoise(t *testing.T) {
 				part := l.CPU.Unexplained / l.CPU.Capacity
 				edges = max(edges, l.Window.EdgeSeconds)
 				worst = max(worst, math.Abs(part))
-				// On an emulated processor (-short) an interrupt above an idle CPU, which no counter holds, takes a
-				// hundred times as long. Where the scale itself is held up while it reads an edge, its counters are of
-				// times as far apart. And where a CPU was idle for a part of the time between two looks and stolen for
-				// another, nobody knows how much of the two is the same.
+				// On an emulated processor (-short), an interrupt on an idle CPU, which no counter includes, takes a hundred times
+				// as long. If the process is held up while it reads an edge, its counters are that far apart in time. And if a CPU
+				// was idle and stolen for parts of the time between two looks, nobody knows how far these overlap.
 				unsure := l.Window.EdgeSeconds/l.Window.Seconds + *l.CPU.IdleStolenError/l.CPU.Capacity
-				if part < 0 { // by how much the kernel charges tasks for what was stolen is no error of the scale
+				if part < 0 { // stolen time that the kernel charged to tasks is not an error of the meter
 					part = min(0, part+*l.CPU.ChargedStolen/l.CPU.Capacity)
 				}
 				most = max(most, l.CPU.Steal/l.CPU.Capacity)
@@ -153,7 +152,7 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 			t.Errorf("the witness is somebody else's: %+v", p)
 		}
 	}
-	if l.Self.WitnessSeconds == nil { // unknown, where the machine is too restless for a calibration, and that is said
+	if l.Self.WitnessSeconds == nil { // unknown if the machine is too restless for calibration; a warning says so
 		if !slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == "witness-cost" }) {
 			t.Fatalf("it is not known what the witness costs, and nothing is said of it: %+v", l.Warnings)
 		}
@@ -162,10 +161,10 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 	}
 }
 
-// The witness costs at most 0.2 % of a CPU for two: the lowest of a few calibrations, for noise makes most of them
-// too high. The promise is for a machine that nobody else uses (make experiments); elsewhere caches are shared, and
-// twice as much is allowed. It is a long test because it is one of speed: on a virtual machine with neighbours the
-// same build cost 0.188 to 0.446 % within a minute.
+// The witness costs at most 0.2 % of one CPU on a machine with two: the lowest of several calibrations counts, because
+// noise makes most of them too high. The promise is for a machine that nobody else uses (make experiments). Elsewhere
+// caches are shared, and twice as much is allowed. It is a long test because it measures speed: on a virtual machine
+// with neighbours, the same build cost 0.188 to 0.446 % within a minute.
 func TestWitnessCost(t *testing.T) {
 	long.Test(t, "a speed, which the machine's neighbours change")
 	m := meter(t, Options{})
@@ -197,7 +196,7 @@ func TestWitnessCost(t *testing.T) {
 	}
 }
 
-// Without a witness nothing is known of stalls, and nothing is made up.
+// Without a witness nothing is known about stalls, and no values are invented.
 func TestWithoutAWitness(t *testing.T) {
 	l := ledgerOf(t, meter(t, Options{NoWitness: true}), func() { burn(20 * time.Millisecond) })
 	if l.Noise != nil || l.CPU.IdleStolen != nil || l.CPU.IdleStolenError != nil || l.Self.WitnessSeconds != nil ||
@@ -211,8 +210,8 @@ func TestWithoutAWitness(t *testing.T) {
 	}
 }
 
-// A stall finds the sample that was taken in the same interrupt, whichever of the two is drained first; others it
-// leaves alone.
+// A stall is matched with the sample that was taken in the same interrupt, whichever of the two is drained first, and
+// with no other sample.
 func TestStallsFindTheirSamples(t *testing.T) {
 	const us, ms = int64(1e3), int64(1e6)
 	c := &collector{from: 0, to: forever, recent: map[uint32][]moment{0: {{10 * ms, 1}, {20*ms + 5*us, 2}, {30 * ms, 3}},
@@ -235,7 +234,7 @@ func TestStallsFindTheirSamples(t *testing.T) {
 	}
 }
 
-// The parts of the budget that eBPF programs take are without what was stolen inside of them.
+// The eBPF time in the budget excludes time stolen inside programs.
 func TestStolenTimeIsNotOnTheLineOfPrograms(t *testing.T) {
 	run, group, cpu := 1.0, "/a", 2.0
 	l := &ledger.Ledger{

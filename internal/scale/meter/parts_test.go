@@ -26,7 +26,7 @@ import (
 	"tare/test/rights"
 )
 
-// partly opens a meter that need not be whole, on a machine where root can have all parts.
+// partly opens a meter that need not be whole, on a machine where root can read all parts.
 func partly(t *testing.T, o Options) *Meter {
 	t.Helper()
 	asRoot(t)
@@ -42,8 +42,8 @@ func partly(t *testing.T, o Options) *Meter {
 	return m
 }
 
-// asRoot skips a test that cannot give up rights, or on a machine where there are no parts to lose. Probes are kept
-// for the whole process, so they are made before rights are given up.
+// asRoot skips a test if it cannot give up rights, or if the machine has no parts to lose. Probes are cached for the
+// whole process, so it runs them before rights are given up.
 func asRoot(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -56,7 +56,7 @@ func asRoot(t *testing.T) {
 	}
 }
 
-// closed closes a window and says which parts failed.
+// closed closes a window, and returns the ledger and the parts that failed.
 func closed(t *testing.T, w *Window) (l *ledger.Ledger, failed string) {
 	t.Helper()
 	l, err := w.Close()
@@ -76,7 +76,7 @@ func failedParts(w *Window) string {
 	return strings.Join(names, " ")
 }
 
-// codes are those of some warnings.
+// codes returns those of the given codes that the ledger's warnings have.
 func codes(l *ledger.Ledger, of ...string) string {
 	var found []string
 	for _, w := range l.Warnings {
@@ -97,12 +97,12 @@ func messageOf(l *ledger.Ledger, code string) string {
 
 var partCodes = []string{"no-programs", "no-maps", "no-samples", "no-witness", "no-statistics"}
 
-// hasLine says whether a line of the budget is there.
+// hasLine reports whether the budget has a line.
 func hasLine(l *ledger.Ledger, name string) bool {
 	return slices.ContainsFunc(l.CPU.Lines, func(line ledger.CPULine) bool { return line.Name == name })
 }
 
-// checkGroups checks that CPU time and memory are those of a ledger that lacks nothing.
+// checkGroups checks that CPU time and memory are complete.
 func checkGroups(t *testing.T, l *ledger.Ledger) {
 	t.Helper()
 	counted, held := 0, 0
@@ -119,7 +119,7 @@ func checkGroups(t *testing.T, l *ledger.Ledger) {
 	}
 }
 
-// checkNoPrograms checks that what rests on programs is nil, and not 0.
+// checkNoPrograms checks that what depends on programs is nil, not 0.
 func checkNoPrograms(t *testing.T, l *ledger.Ledger) {
 	t.Helper()
 	if l.Programs != nil || l.CPU.BPFUnsplit != nil || hasLine(l, ledger.LineBPF) || l.Self.BPFSeconds != nil ||
@@ -133,7 +133,8 @@ func checkNoPrograms(t *testing.T, l *ledger.Ledger) {
 	}
 }
 
-// Without any capability a ledger has CPU time and memory, and says what it lacks. One that must be whole is refused.
+// Without any capability, a ledger has CPU time and memory, and warnings say what it lacks. A meter that must be whole
+// fails to open.
 func TestWithoutCapabilities(t *testing.T) {
 	asRoot(t)
 	var l *ledger.Ledger
@@ -188,7 +189,7 @@ func TestWithoutCapabilities(t *testing.T) {
 	}
 }
 
-// Parts say what each took, and leave out what was not asked for.
+// Parts returns how long each part took, and leaves out disabled parts.
 func TestParts(t *testing.T) {
 	w, err := partly(t, Options{}).Open()
 	if err != nil {
@@ -215,7 +216,7 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// An inventory that may not be read at one edge costs the ledger its programs and maps, and no other line.
+// If programs cannot be read at one edge, the ledger lacks programs and maps, and no other lines.
 func TestProgramsThatCannotBeRead(t *testing.T) {
 	m := partly(t, Options{})
 	w, err := m.Open()
@@ -251,7 +252,7 @@ func TestProgramsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// Where windows share an edge, one at which programs could not be read is of both, and of no third.
+// If programs cannot be read at an edge that two windows share, both windows lack them, and no third does.
 func TestProgramsThatCannotBeReadAtASharedEdge(t *testing.T) {
 	m := partly(t, Options{SampleHz: -1, NoWitness: true})
 	p, id := planted(t)
@@ -291,8 +292,8 @@ func TestProgramsThatCannotBeReadAtASharedEdge(t *testing.T) {
 	closed(t, w)
 }
 
-// spoil replaces open files of this process, which are known by what /proc/self/fd says they are, by one that cannot be
-// read. What it returns puts them back.
+// spoil replaces open files of this process with one that cannot be read. It finds them by the name in /proc/self/fd.
+// The function that it returns restores them.
 func spoil(t *testing.T, name string) (back func()) {
 	t.Helper()
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
@@ -304,7 +305,7 @@ func spoil(t *testing.T, name string) (back func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var those []int // before there are copies
+	var those []int // listed before copies are made
 	for _, f := range files {
 		if to, err := os.Readlink("/proc/self/fd/" + f.Name()); err != nil || to != name {
 			continue
@@ -341,7 +342,7 @@ const (
 	mapFile   = "anon_inode:bpf-map"
 )
 
-// A part whose files fail loses its own lines, for as long as they do.
+// A part whose files fail loses its own lines for as long as they fail.
 func TestPartsThatFail(t *testing.T) {
 	for _, c := range []struct {
 		part, file, code string
@@ -361,8 +362,8 @@ func TestPartsThatFail(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// The window in which they fail; one that begins and ends without; one that begins without and ends with
-			// them; one that has them.
+			// A good window; the one in which the files begin to fail; one in which they fail throughout; one that begins with
+			// failing files and ends with good ones; a good one.
 			var back func()
 			for i, lost := range []bool{false, true, true, true, false} {
 				switch i {
@@ -407,7 +408,7 @@ func TestPartsThatFail(t *testing.T) {
 	}
 }
 
-// Statistics that the kernel refuses leave programs without their run time.
+// If the kernel refuses statistics, programs have no run time.
 func TestStatisticsThatAreRefused(t *testing.T) {
 	m := partly(t, Options{NoStatistics: true, SampleHz: -1, NoWitness: true})
 	m.uncounted = false
@@ -450,7 +451,7 @@ func noMoreFiles(t *testing.T, do func()) {
 	}
 }
 
-// A group whose files may not be read is named, and what it used is nil and on no line.
+// A group whose files may not be read is named in a warning, and what it used is nil and on no line.
 func TestGroupsThatMayNotBeRead(t *testing.T) {
 	asRoot(t)
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -515,7 +516,7 @@ func TestGroupsThatMayNotBeRead(t *testing.T) {
 	}
 }
 
-// Kernel threads that are hidden have no line, and a warning says so.
+// Hidden kernel threads have no line, and a warning says so.
 func TestKernelThreadsThatAreHidden(t *testing.T) {
 	asRoot(t)
 	var l *ledger.Ledger
@@ -544,11 +545,11 @@ func TestKernelThreadsThatAreHidden(t *testing.T) {
 	}
 }
 
-// Where the processes of the root group may not be listed, no line has their CPU time.
+// If the processes of the root group may not be listed, no line has their CPU time.
 func TestRootGroupThatMayNotBeRead(t *testing.T) {
 	asRoot(t)
 	dir := t.TempDir()
-	for at := dir; at != "/"; at = filepath.Dir(at) { // so that the file is what is forbidden
+	for at := dir; at != "/"; at = filepath.Dir(at) { // so that only the file is forbidden
 		if err := os.Chmod(at, 0o755); at == dir && err != nil {
 			t.Fatal(err)
 		}
@@ -587,7 +588,7 @@ func TestRootGroupThatMayNotBeRead(t *testing.T) {
 	}
 }
 
-// Maps that could not be listed are nil, and so is what the scale's own take; programs are known.
+// If maps could not be listed, they and the memory of the meter's own objects are nil; programs are known.
 func TestMapsThatCannotBeRead(t *testing.T) {
 	own := bpf.Program{ID: 1, Own: true}
 	m := &Meter{layout: &cgroup.Layout{}, groups: &cgroup.Reader{}}
@@ -603,8 +604,9 @@ func TestMapsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// Where programs cannot be listed, but their counters can be read, what they ran is in the ledger, with who holds them
-// as it was read last. If they have never been listed, that is not known, and the next window lists them unasked.
+// If programs cannot be listed but their counters can be read, their run time is in the ledger, with the holders of the
+// last listing. If they were never listed, holders are unknown, and the next window lists programs even without being
+// asked to.
 func TestListingFails(t *testing.T) {
 	m := partly(t, Options{SampleHz: -1, NoWitness: true})
 	p, id := planted(t)

@@ -23,8 +23,8 @@ import (
 // pages is the resident memory of a process in a tree of files, in MB.
 type pages struct{ anon, file, shmem, tables int }
 
-// machine makes a tree of files: a machine with cgroup v2 and one sandbox of Kata, whose shim and virtiofsd are outside
-// of its pod.
+// machine creates a tree of files for a machine with cgroup v2 and one Kata sandbox, whose shim and virtiofsd are
+// outside its pod.
 func machine(t *testing.T) (root, id string) {
 	t.Helper()
 	root, id = t.TempDir(), strings.Repeat("ab", 32)
@@ -74,7 +74,7 @@ func machine(t *testing.T) (root, id string) {
 
 const mb = 1 << 20
 
-// openSandboxes reads the edge at which a window begins.
+// openSandboxes returns a Sandboxes that has read the first edge of a window.
 func openSandboxes(t *testing.T, o sandbox.Options) *Sandboxes {
 	t.Helper()
 	s := NewSandboxes(o)
@@ -85,7 +85,7 @@ func openSandboxes(t *testing.T, o sandbox.Options) *Sandboxes {
 	return s
 }
 
-// endWindow reads the edge at which a window ends that is as long as its edges are apart, and gives it to a ledger.
+// endWindow reads the last edge of a window, and sets the window of the ledger to the time between the edges.
 func endWindow(s *Sandboxes, l *ledger.Ledger) *ledger.Ledger {
 	l.Window.Start = s.edges[0].at
 	s.ReadEdge()
@@ -94,8 +94,8 @@ func endWindow(s *Sandboxes, l *ledger.Ledger) *ledger.Ledger {
 	return l
 }
 
-// A sandbox of a virtual machine, taken apart: the guest's memory is that which its VMM and virtiofsd share, gross is
-// net and tare, and charges are told apart from what processes have resident.
+// In a sandbox with a virtual machine, the guest's memory is what the VMM and virtiofsd share, gross is net plus tare,
+// and memory charged to groups is separate from resident memory.
 func TestSandboxesAddTo(t *testing.T) {
 	guest.KernelFree(t)
 	root, id := machine(t)
@@ -170,7 +170,7 @@ func TestSandboxesWithoutTimeForMemory(t *testing.T) {
 	}
 }
 
-// Of memory that cannot be read, a note says why.
+// If memory cannot be read, a note says why.
 func TestSandboxesUnreadableMemory(t *testing.T) {
 	guest.KernelFree(t)
 	root, _ := machine(t)
@@ -188,8 +188,8 @@ func TestSandboxesUnreadableMemory(t *testing.T) {
 	}
 }
 
-// container makes the group of a container of runc's that was never in an engine's hands, and gives its id and the file
-// by which processes join it.
+// container creates the group of a runc container without an engine, and returns its id and the file by which processes
+// join it.
 func container(t *testing.T) (id, procs string) {
 	t.Helper()
 	h := cpuHierarchy(t)
@@ -206,7 +206,8 @@ func container(t *testing.T) (id, procs string) {
 	return id, filepath.Join(dir, "cgroup.procs")
 }
 
-// worker is a process that uses some CPU time when a line comes in, answers with one, and ends with its input.
+// worker is a process that uses some CPU time for each line of its input, then answers with a line, and exits at the
+// end of its input.
 type worker struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -250,7 +251,7 @@ func (w *worker) join(t *testing.T, procs string) {
 	}
 }
 
-// theSandbox weighs the sandbox with an id over what happens in the window.
+// theSandbox weighs the sandbox with the given id while window runs.
 func theSandbox(t *testing.T, id string, window func()) ledger.Sandbox {
 	t.Helper()
 	s := openSandboxes(t, sandbox.Options{})
@@ -268,7 +269,7 @@ func theSandbox(t *testing.T, id string, window func()) ledger.Sandbox {
 	return ledger.Sandbox{}
 }
 
-// On this machine: gross is net and tare of a container that came in the window.
+// On this machine, gross is net plus tare for a container that was created in the window.
 func TestSandboxesOnThisMachine(t *testing.T) {
 	id, procs := container(t)
 	b := theSandbox(t, id, func() {
@@ -285,7 +286,8 @@ func TestSandboxesOnThisMachine(t *testing.T) {
 	}
 }
 
-// A process that joins a sandbox in the window counts from the window's beginning, not from its birth.
+// For a process that joins a sandbox in the window, CPU time counts from the beginning of the window, not from the
+// start of the process.
 func TestSandboxesLateJoiner(t *testing.T) {
 	id, procs := container(t)
 	w := startWorker(t)
@@ -300,13 +302,14 @@ func TestSandboxesLateJoiner(t *testing.T) {
 	}
 }
 
-// A process that was there before the window, and whose clock was not read then, does not count from its birth.
+// CPU time of a process that existed before the window but was not read then does not count from the start of the
+// process.
 func TestSandboxesFirstEdgeUnread(t *testing.T) {
 	id, procs := container(t)
 	w := startWorker(t)
 	w.work(t)
 	w.join(t, procs)
-	time.Sleep(50 * time.Millisecond) // the kernel gives the start of a process in steps of 10 ms
+	time.Sleep(50 * time.Millisecond) // the kernel reports start times with a resolution of 10 ms
 	s := openSandboxes(t, sandbox.Options{})
 	clear(s.edges[0].used)
 	l := &ledger.Ledger{}
@@ -323,8 +326,8 @@ func TestSandboxesFirstEdgeUnread(t *testing.T) {
 	}
 }
 
-// Windows that follow each other: what a process used is in one of them, from the edge before, and reading an edge is
-// in the one that it begins.
+// In consecutive windows, each second of a process is in one of them, and the cost of reading an edge is in the window
+// that begins there.
 func TestSandboxesTick(t *testing.T) {
 	id, procs := container(t)
 	w := startWorker(t)
@@ -358,8 +361,8 @@ func TestSandboxesTick(t *testing.T) {
 	}
 }
 
-// TestSandboxesSpan: the CPU time of a process in a sandbox is that of the window, however long it takes to open the
-// meter and to write the ledger. Where edges are read at other times than those of the window, the ledger says so.
+// TestSandboxesSpan: the CPU time of a process in a sandbox is that of the window, however long opening the meter and
+// writing the ledger take. If edges are read at other times than those of the window, a warning says so.
 func TestSandboxesSpan(t *testing.T) {
 	id, procs := container(t)
 	keepBusy(t, filepath.Dir(procs))
@@ -396,7 +399,7 @@ func clockOf(t *testing.T, w *worker) time.Duration {
 	return used
 }
 
-// A container has used what its group counts, as the ledger's list of groups says: processes that ended are in it.
+// The CPU time of a container is that of its group in the ledger, so it includes processes that have ended.
 func TestSandboxesCountByGroup(t *testing.T) {
 	id, procs := container(t)
 	w := startWorker(t)
@@ -428,7 +431,7 @@ func TestSandboxesCountByGroup(t *testing.T) {
 	}
 }
 
-// A process that has ended and that nobody has waited for has no memory, and that of the others is known.
+// A process that has ended but has not been waited for has no memory, and the memory of the others is known.
 func TestSandboxesWithZombie(t *testing.T) {
 	id, procs := container(t)
 	lives, dies := startWorker(t), startWorker(t)
@@ -450,7 +453,7 @@ func TestSandboxesWithZombie(t *testing.T) {
 	}
 }
 
-// A process that ended after the census, whose number may be another's by now, has no memory either.
+// A process that ended after the census, whose PID another process may have by now, has no memory either.
 func TestSandboxesEndedProcess(t *testing.T) {
 	s := &Sandboxes{}
 	pid := os.Getpid()
@@ -468,7 +471,7 @@ func TestSandboxesEndedProcess(t *testing.T) {
 	}
 }
 
-// Without the right to see which programs others run, the ledger says that sandboxes may be missing.
+// Without the right to see which programs other users run, a warning says that sandboxes may be missing.
 func TestSandboxesWithoutRights(t *testing.T) {
 	other := exec.Command("sleep", "60") // of root
 	if err := other.Start(); err != nil {

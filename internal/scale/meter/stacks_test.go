@@ -25,10 +25,10 @@ import (
 	"tare/test/busy"
 )
 
-// workVariable has a test's process work in two functions.
+// workVariable makes the test binary run as a process that works in two functions.
 const workVariable = "TARE_TEST_STACKS"
 
-// threadTime works for so much CPU time of its thread.
+// threadTime keeps its thread busy for the CPU time d.
 func threadTime(d time.Duration) {
 	for end := pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID) + int64(d); pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID) < end; {
 	}
@@ -40,10 +40,10 @@ func threeParts(d time.Duration) { threadTime(3 * d) }
 //go:noinline
 func onePart(d time.Duration) { threadTime(d) }
 
-// workOn works until it is killed, in threeParts three times as long as in onePart: in turns of random lengths, for
-// samples would keep step with regular ones.
+// workOn works until it is killed, three times as long in threeParts as in onePart. The lengths of its turns are
+// random, so samples do not stay in step with them.
 func workOn() {
-	runtime.LockOSThread() // whose clock it works by
+	runtime.LockOSThread() // threadTime uses the clock of this thread
 	for {
 		d := time.Duration(rand.Int64N(int64(2 * time.Millisecond)))
 		threeParts(d)
@@ -51,7 +51,7 @@ func workOn() {
 	}
 }
 
-// processTime is the CPU time of all threads of a process.
+// processTime returns the CPU time of all threads of a process.
 func processTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	d, err := proc.Runtime(pid)
@@ -74,8 +74,8 @@ func startWork(t testing.TB) (pid int) {
 	return cmd.Process.Pid
 }
 
-// TestStacks: of a process that divides its CPU time 3:1 between two functions, the profile does so too, and names what
-// it does in the kernel.
+// TestStacks: for a process that divides its CPU time 3:1 between two functions, the profile has the same ratio, and
+// names what the process does in the kernel.
 func TestStacks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -92,7 +92,7 @@ func TestStacks(t *testing.T) {
 	if err := s.Begin(0, math.MaxInt64); err != nil {
 		t.Fatal(err)
 	}
-	for range 600 { // whatever else runs here
+	for range 600 { // however busy the machine is
 		if time.Sleep(100 * time.Millisecond); processTime(t, pid)-began > 2*time.Second {
 			break
 		}
@@ -126,11 +126,11 @@ func TestStacks(t *testing.T) {
 	if !(lo < 0.75 && 0.75 < hi) {
 		t.Errorf("%d and %d samples: three parts of four are between %.3f and %.3f", three, one, lo, hi)
 	}
-	// A sample that comes late because the machine stood still counts once: there may be fewer.
+	// A sample that is late because the machine stood still counts once, so there may be fewer.
 	if all := float64(three + one); all > 999*used*1.2+10 || all < 999*used*0.5 {
 		t.Errorf("%g samples of %.3g s", all, used)
 	}
-	if n := count("clock_gettime"); n == 0 { // of a system call: that clock is not in the vDSO
+	if n := count("clock_gettime"); n == 0 { // a system call, because the vDSO does not have that clock
 		t.Error("nothing of the kernel is named")
 	}
 	if w.Left > 0 || w.Lost > 0 {
@@ -147,7 +147,7 @@ func TestStacks(t *testing.T) {
 	}
 }
 
-// namesIn counts the samples of each function in a window, by the names that the kernel has at its end.
+// namesIn counts the samples of each function in a window, named by the kernel's symbols at its end.
 func namesIn(t *testing.T, w *profile.Window, kernel func([]uint64) ([]string, error)) map[string]int {
 	t.Helper()
 	p, err := profile.Build(w, profile.NewFiles(kernel), nil, false)
@@ -165,24 +165,24 @@ func namesIn(t *testing.T, w *profile.Window, kernel func([]uint64) ([]string, e
 	return names
 }
 
-// withoutSampler is a Stacks that is given its samples.
+// withoutSampler returns a Stacks without a sampler; tests pass it samples.
 func withoutSampler() *Stacks {
 	l, _ := testLocator(nil)
 	return &Stacks{index: map[string]int{}, current: map[uint32]*readProcess{}, locator: l, left: maxMapped, to: forever}
 }
 
-// TestUnloadedPrograms: samples of an eBPF program have its name, though it was unloaded in the window, and though
-// others took its place.
+// TestUnloadedPrograms: samples of an eBPF program have its name even if it was unloaded in the window and other
+// programs took its place.
 func TestUnloadedPrograms(t *testing.T) {
 	const tag = "bpf_prog_0123456789abcdef_"
 	s := withoutSampler()
 	sample := func(at int64, chain ...uint64) { s.sample(&perf.Sample{PID: 5, TID: 5, Time: at, Chain: chain}) }
 	sample(10, 0x1010, 0x501)
-	sample(11, 0x501, 0x1100) // a return address just behind it
+	sample(11, 0x501, 0x1100) // a return address just behind the program
 	s.symbol(perf.Symbol{Start: 0x1000, Len: 0x100, Removed: true, Name: tag + "first", Time: 20})
 	s.symbol(perf.Symbol{Start: 0x1000, Len: 0x80, Name: tag + "second", Time: 30})
 	s.symbol(perf.Symbol{Start: 0x1000, Len: 0x80, Removed: true, Name: tag + "second", Time: 40})
-	for _, at := range []int64{15, 35, 36, 45, 19, 39} { // of several CPUs, so in no order
+	for _, at := range []int64{15, 35, 36, 45, 19, 39} { // from several CPUs, so in any order
 		sample(at, 0x1010, 0x501)
 	}
 	sample(45, 0x501)
@@ -203,7 +203,7 @@ func TestUnloadedPrograms(t *testing.T) {
 	}
 }
 
-// TestUnloadedProgram: the kernel says when a program is unloaded, and what it was called.
+// TestUnloadedProgram: the kernel reports when a program is unloaded, and its name.
 func TestUnloadedProgram(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -244,12 +244,12 @@ func TestUnloadedProgram(t *testing.T) {
 	}
 }
 
-// TestManyProcesses: processes that have ended make room for others, and what there is no room for is counted.
+// TestManyProcesses: processes that have ended make room for others, and samples of processes without room are counted.
 func TestManyProcesses(t *testing.T) {
 	for exits, want := range map[bool]int{true: 0, false: 2 * maxProfileProcesses} {
 		s := withoutSampler()
 		s.budget = mappedPerDrain
-		for pid := uint32(1 << 23); pid < 1<<23+3*maxProfileProcesses; pid++ { // none is so high
+		for pid := uint32(1 << 23); pid < 1<<23+3*maxProfileProcesses; pid++ { // no process has such a high PID
 			s.sample(&perf.Sample{PID: pid, TID: pid, Chain: []uint64{1}})
 			if exits {
 				s.task(perf.Task{Exit: true, PID: pid, TID: pid})
@@ -261,8 +261,8 @@ func TestManyProcesses(t *testing.T) {
 	}
 }
 
-// What stacks at the usual rate cost while all CPUs are busy: the CPU time of this process, in percent of a CPU, for
-// windows of 3 s. The kernel's share, which is charged to what it interrupts, is not in it.
+// BenchmarkStacks measures what stacks at the usual rate cost while all CPUs are busy: the CPU time of this process, in
+// percent of one CPU, over windows of 3 s. It excludes the kernel's part, which is charged to the interrupted tasks.
 func BenchmarkStacks(b *testing.B) {
 	for range runtime.NumCPU() {
 		startWork(b)

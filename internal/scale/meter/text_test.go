@@ -6,8 +6,8 @@ import (
 	"tare/internal/scale/host/perf"
 )
 
-// An address means the program that was there at the time of the sample, while programs come, go, and reuse each
-// other's place.
+// An address refers to the program that was there at the time of the sample, while programs come, go, and reuse each
+// other's addresses.
 func TestTextFollowsPrograms(t *testing.T) {
 	x := newText()
 	x.add(0x1000, 0x100, 7)
@@ -40,14 +40,14 @@ func TestTextFollowsPrograms(t *testing.T) {
 	}
 }
 
-// A program that goes on one CPU, and another one that comes in its place on the next, whose ring is read first.
+// A program is unloaded on one CPU, and another is loaded in its place on a second CPU, whose ring is read first.
 func TestTextOfSeveralCPUs(t *testing.T) {
 	x := newText()
 	x.add(0x1000, 0x100, 1)
 	x.symbol(perf.Symbol{Time: 150, Start: 0x1000, Len: 0x80, Name: "bpf_prog_0123456789abcdef_b"})
 	x.name(2, []perf.Symbol{{Time: 150, Start: 0x1000}})
 	x.symbol(perf.Symbol{Time: 100, Start: 0x1000, Len: 0x100, Removed: true})
-	// One that was found before the record of its load was read.
+	// A program that was listed before the record of its load was read.
 	x.add(0x2000, 0x100, 3)
 	x.symbol(perf.Symbol{Time: 160, Start: 0x2000, Len: 0x100, Name: "bpf_prog_0123456789abcdef_c"})
 	x.name(3, []perf.Symbol{{Time: 160, Start: 0x2000}})
@@ -65,8 +65,7 @@ func TestTextOfSeveralCPUs(t *testing.T) {
 	}
 }
 
-// Where a record was lost, code of two programs is at one place at a time, and nobody knows whose the samples there
-// are.
+// If a record was lost, the code of two programs overlaps in time and place, and samples there may belong to either.
 func TestUnsure(t *testing.T) {
 	const name = "bpf_prog_0123456789abcdef_x"
 	x := newText()
@@ -81,7 +80,7 @@ func TestUnsure(t *testing.T) {
 	}
 	x.symbol(perf.Symbol{Time: 300, Start: 0x2080, Len: 0x100, Name: name}) // the removal of 2 was not seen
 	x.name(5, []perf.Symbol{{Time: 300, Start: 0x2080}})
-	// by the end 3 has gone and 6 is there, both unseen
+	// By the end, 3 was unloaded and 6 was loaded, without records.
 	x.add(0x3000, 0x80, 6)
 	x.symbol(perf.Symbol{Time: 400, Start: 0x4000, Len: 0x100, Name: name}) // its name was lost, and nothing else
 	for id, want := range map[uint32]bool{0: false, 1: false, 2: true, 3: true, 4: false, 5: true, 6: true} {

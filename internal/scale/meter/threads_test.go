@@ -9,7 +9,8 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// machine is what /proc would say; a thread without an entry is gone.
+// testLocator returns a locator that reads groups from threads instead of /proc, and counts the reads. A thread without
+// an entry is gone.
 func testLocator(threads map[int]string) (*locator, *int) {
 	reads := 0
 	l := newLocator(&cgroup.Layout{Mode: cgroup.ModeV1}, newGroupNames(), false)

@@ -14,8 +14,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// A group at the top of the hierarchy is on the line of groups in the window that it came in, also where that window
-// does not look for groups elsewhere: found later, it would bring along time that other lines have by then.
+// A new group at the top of the hierarchy is on the line of groups in the window in which it appears, even if that
+// window does not look for other groups. If it were found later, its counter would include time that is already on
+// other lines.
 func TestTopGroupIsFoundAtOnce(t *testing.T) {
 	m := meter(t, Options{SampleHz: -1, NoWitness: true})
 	w, err := m.Open()
@@ -50,8 +51,8 @@ func TestTopGroupIsFoundAtOnce(t *testing.T) {
 	_ = w.Discard()
 }
 
-// TestTopGroupRenamed: on v1 a group with a new name does not have in one window what it used in its life, and has no
-// time twice. The next window has it again.
+// TestTopGroupRenamed: on v1, a renamed group does not have its lifetime's CPU time in one window, and no time is
+// counted twice. Its CPU time is known again in the next window.
 func TestTopGroupRenamed(t *testing.T) {
 	h := cpuHierarchy(t)
 	if h.V2 {
@@ -74,7 +75,7 @@ func TestTopGroupRenamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir, renamed = renamed, dir
-	t.Cleanup(func() { _ = os.Rename(dir, renamed) }) // to where it is removed
+	t.Cleanup(func() { _ = os.Rename(dir, renamed) }) // back to the name under which it is removed
 	for i, known := range []bool{false, true, true} {
 		before := used()
 		time.Sleep(200 * time.Millisecond)
@@ -98,7 +99,7 @@ func TestTopGroupRenamed(t *testing.T) {
 	}
 }
 
-// keepBusy runs a process in a control group that uses a CPU until the test ends or stop is called.
+// keepBusy runs a process in a control group, which keeps a CPU busy until the test ends or stop is called.
 func keepBusy(t *testing.T, dir string) (stop func()) {
 	t.Helper()
 	busy := exec.Command("sh", "-c", "while :; do :; done")
@@ -116,8 +117,8 @@ func keepBusy(t *testing.T, dir string) (stop func()) {
 	return stop
 }
 
-// A group below the top is found windows after it was made. What it used is not known in the window in which it is
-// found, as its counter includes earlier ones, and is known in the next.
+// A group below the top is found several windows after it was created. Its CPU time is unknown in the window in which
+// it is found, because its counter includes earlier windows, and is known in the next.
 func TestGroupFoundLate(t *testing.T) {
 	m := meter(t, Options{SampleHz: -1, NoWitness: true})
 	top := temporaryGroup(t)

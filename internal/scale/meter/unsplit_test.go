@@ -19,10 +19,11 @@ import (
 	"tare/test/started"
 )
 
-// runVariable makes this test binary a process that runs a program for the length of time in it.
+// runVariable makes this test binary run an eBPF program for the duration that is the variable's value.
 const runVariable = "TARE_TEST_RUN_PROGRAM" // see TestMain
 
-// runProgram loads a program of some microseconds, prints its id, and runs it for d of CPU time when a byte comes in.
+// runProgram loads a program that runs for some microseconds, prints its id, and when a byte arrives runs it repeatedly
+// for d of CPU time.
 func runProgram(d time.Duration) error {
 	p, err := busy.Load("tare_test_run")
 	if err != nil {
@@ -59,7 +60,7 @@ func runProgram(d time.Duration) error {
 	return err
 }
 
-// cpuTime is how long this process has run. By the clock, others may have had most of the time.
+// cpuTime returns the CPU time of this process. Wall time would include time in which others ran.
 func cpuTime() (time.Duration, error) {
 	var at unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &at); err != nil {
@@ -68,7 +69,7 @@ func cpuTime() (time.Duration, error) {
 	return time.Duration(at.Nano()), nil
 }
 
-// runs weighs a program that another process runs for d of its CPU time, and gives its row.
+// runs weighs a program that another process runs for d of its CPU time, and returns the ledger and the program's row.
 func runs(t *testing.T, o Options, d time.Duration) (*ledger.Ledger, ledger.Program) {
 	t.Helper()
 	m := meter(t, o)
@@ -103,9 +104,9 @@ func runs(t *testing.T, o Options, d time.Duration) (*ledger.Ledger, ledger.Prog
 	return nil, ledger.Program{}
 }
 
-// Run time that could not be split is unknown and not 0: no group is said to have had none, the budget names it as
-// not split, and the hint is an option that would have split it. With that many samples it is split, and the groups
-// have their parts.
+// Run time that could not be split is unknown, not 0: no group has an eBPF time of 0, the budget shows it as not split,
+// and the hint names an option that would have split it. With enough samples it is split, and the groups have their
+// parts.
 func TestRunTimeThatIsNotSplit(t *testing.T) {
 	const slow, fast = 19, 4999
 	l, p := runs(t, Options{SampleHz: slow}, 60*time.Millisecond) // about 1 sample
@@ -118,7 +119,7 @@ func TestRunTimeThatIsNotSplit(t *testing.T) {
 	}
 	hint := "--hz "
 	if testing.Short() {
-		// Where the processor stood still for most of the window, and counted that as run time, no rate is high enough.
+		// If the processor stood still for most of the window and counted that as run time, no rate is high enough.
 		hint = "not split: "
 	}
 	if len(p.Shares) != 1 || p.Shares[0].Cgroup != nil || !strings.Contains(p.Shares[0].Note, hint) {
@@ -131,7 +132,7 @@ func TestRunTimeThatIsNotSplit(t *testing.T) {
 	checkTotal(t, l, p.ID)
 
 	l, p = runs(t, Options{SampleHz: fast}, 60*time.Millisecond)
-	// an emulated processor is not sampled so often
+	// An emulated processor is not sampled that often.
 	if (len(p.Shares) == 0 || p.Shares[0].Cgroup == nil) && !testing.Short() {
 		t.Errorf("%d samples per second do not split %g s: %+v", fast, *p.RunSeconds, p.Shares)
 	}
@@ -139,7 +140,8 @@ func TestRunTimeThatIsNotSplit(t *testing.T) {
 	checkTotal(t, l, p.ID)
 }
 
-// checkTotal charges one program to tare: the total is what the kernel counted of it, however much was split.
+// checkTotal charges one program to tare, and checks that the total is the run time that the kernel counted, however
+// much of it was split.
 func checkTotal(t *testing.T, l *ledger.Ledger, id uint32) {
 	t.Helper()
 	want := 0.0
@@ -155,7 +157,7 @@ func checkTotal(t *testing.T, l *ledger.Ledger, id uint32) {
 	}
 }
 
-// checkSplit holds the ledger's parts against the shares of its programs. There may be others on the machine.
+// checkSplit compares the eBPF times in a ledger with the shares of its programs. The machine may have others.
 func checkSplit(t *testing.T, l *ledger.Ledger) {
 	t.Helper()
 	split, unsplit := 0.0, 0.0

@@ -8,8 +8,8 @@ import (
 	pprof "github.com/google/pprof/profile"
 )
 
-// sampleOf is a sample of a process that runs /bin/web: a stack, innermost function first. A name is of the kernel, one
-// with a file of that file.
+// sampleOf returns a sample of a process that runs /bin/web, given its stack, innermost function first. A function
+// without a file is the kernel's.
 func sampleOf(stack string) *pprof.Sample {
 	s := &pprof.Sample{Label: map[string][]string{LabelProgram: {"/bin/web"}}}
 	for frame := range strings.FieldsSeq(stack) {
@@ -29,7 +29,7 @@ func sampleOf(stack string) *pprof.Sample {
 	return s
 }
 
-// TestInterruptsApart: where groups' counters are without interrupts, what these took is in no group's time.
+// TestInterruptsApart: if groups' counters exclude interrupts, the time of interrupts is in no group's time.
 func TestInterruptsApart(t *testing.T) {
 	w := &Window{Period: 1e7, Stacks: []Stack{
 		{Group: "/a", User: []uint64{1}, Count: 3}, {Group: "/a", Kernel: []uint64{0x100, 0x200}, Count: 2},
@@ -54,7 +54,8 @@ func TestInterruptsApart(t *testing.T) {
 	}
 }
 
-// TestKsoftirqd: the kernel counts softirqs in ksoftirqd as that thread's, and an interrupt of the thread apart.
+// TestKsoftirqd: the kernel counts softirqs in ksoftirqd as that thread's time, but counts an interrupt of the thread
+// separately.
 func TestKsoftirqd(t *testing.T) {
 	w := &Window{Period: 1e7, Stacks: []Stack{
 		{Group: "/", Kernel: []uint64{0x100, 0x200, 0x400, 0x500}, Count: 500},
@@ -79,7 +80,7 @@ func TestKsoftirqd(t *testing.T) {
 	}
 }
 
-// interrupting names addresses of the kernel.
+// interrupting implements Symbols with given names of kernel addresses.
 type interrupting map[uint64]string
 
 func (n interrupting) Kernel(addresses []uint64) (names []string, err error) {
@@ -91,7 +92,7 @@ func (n interrupting) Kernel(addresses []uint64) (names []string, err error) {
 func (interrupting) User(*Mapping, uint64) string   { return "" }
 func (interrupting) Find(*Process, *Mapping) string { return "" }
 
-// TestFunctionOf: the stacks are as Linux 6.18 has them on x86-64, and as its sources have them on arm64.
+// TestFunctionOf uses stacks as observed on Linux 6.18 on x86-64, and as its sources imply on arm64.
 func TestFunctionOf(t *testing.T) {
 	for _, c := range []struct {
 		stack string
@@ -236,7 +237,7 @@ func TestFunctionOf(t *testing.T) {
 	}
 }
 
-// TestBPFName: eBPF programs have a tag in their symbols, which functions of the kernel with such names have not.
+// TestBPFName: symbols of eBPF programs contain a tag, unlike kernel functions with similar names.
 func TestBPFName(t *testing.T) {
 	for symbol, want := range map[string]string{
 		"bpf_prog_0123456789abcdef_my_prog": "bpf:my_prog", "bpf_prog_0123456789abcdef": "bpf:0123456789abcdef",

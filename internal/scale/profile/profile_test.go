@@ -27,7 +27,7 @@ import (
 	"tare/test/binary"
 )
 
-// named are symbols that tests make up.
+// named implements Symbols with invented names.
 type named struct{}
 
 func (named) Kernel(addresses []uint64) ([]string, error) {
@@ -52,7 +52,7 @@ func (named) User(m *Mapping, offset uint64) string {
 }
 func (named) Find(*Process, *Mapping) string { return "abcd" }
 
-// stacksOf writes each sample as its functions, outermost first, with its values and labels.
+// stacksOf formats each sample: its functions, outermost first, its values and its labels.
 func stacksOf(p *pprof.Profile) (all []string) {
 	for _, s := range p.Sample {
 		var names []string
@@ -69,8 +69,8 @@ func stacksOf(p *pprof.Profile) (all []string) {
 	return all
 }
 
-// TestBuild: a group's time is dealt out to its stacks by samples and adds up; programs and files have their names, and
-// what is not known is named so.
+// TestBuild: a group's time is divided among its stacks by samples and adds up; programs and files have their names,
+// and unknown code is shown as such.
 func TestBuild(t *testing.T) {
 	web := &Process{PID: 7, Comm: "web\x1b[2J", Mappings: []Mapping{
 		{Start: 0x10000, End: 0x20000, Offset: 0, Path: "/bin/web", Device: "fe:00", Inode: 5},
@@ -158,7 +158,7 @@ func FuzzParseMaps(f *testing.F) {
 	})
 }
 
-// TestCounter: what a group used whose counter is gone is in the group above, and counted once.
+// TestCounter: the time of a group without a known counter is in the group above, and is counted once.
 func TestCounter(t *testing.T) {
 	w := &Window{Period: 10 * time.Millisecond, Stacks: []Stack{
 		{Group: "/a/gone", Kernel: []uint64{1}, Count: 3}, {Group: "/a", Kernel: []uint64{1}, Count: 1},
@@ -177,8 +177,8 @@ func TestCounter(t *testing.T) {
 	}
 }
 
-// TestFiles: functions of Go programs are named by the table of symbols, or by Go's own where it is stripped, as that
-// of this test is; both say the same, and what is not known has no name.
+// TestFiles: functions of Go programs are named by the symbol table or, in a stripped binary, by Go's own table. Tested
+// with this test binary, both give the same names, and unknown addresses have no name.
 func TestFiles(t *testing.T) {
 	dir := t.TempDir()
 	said := map[string]map[string]int{}
@@ -209,7 +209,7 @@ func TestFiles(t *testing.T) {
 	if said["symbols"]["main.main"] == 0 || len(said["symbols"]) != len(said["stripped"]) {
 		t.Errorf("%v", said)
 	}
-	for name, n := range said["symbols"] { // what is between two functions belongs to the first in Go's table
+	for name, n := range said["symbols"] { // in Go's table, padding after a function belongs to it
 		if m := said["stripped"][name]; m < n || m > n+4 {
 			t.Errorf("%s has %d sixteenths, and %d in a stripped binary", name, n, m)
 		}
@@ -236,8 +236,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestEndedProcess: a process that has ended cannot show a file that is at no path, and another that has mapped it can:
-// the functions of both have names, whichever was sampled first.
+// TestEndedProcess: a process that has ended cannot show a file that is no longer at its path, but another process that
+// has mapped it can. The functions of both have names, whichever was sampled first.
 func TestEndedProcess(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to open a deleted file that is mapped")
@@ -285,7 +285,7 @@ func TestEndedProcess(t *testing.T) {
 	}
 }
 
-// elfOf is an ELF file with these names of sections, and with sections that are in body.
+// elfOf returns an ELF file with the given table of section names, and with sections in body.
 func elfOf(names string, body []byte, sections ...elf.Section64) []byte {
 	all := []elf.Section64{{}, {Type: uint32(elf.SHT_STRTAB), Off: 64, Size: uint64(len(names))}}
 	for _, s := range sections {
@@ -303,7 +303,7 @@ func elfOf(names string, body []byte, sections ...elf.Section64) []byte {
 	return b
 }
 
-// counted counts the bytes that are read of a file.
+// counted counts the bytes read from a file.
 type counted struct {
 	io.ReaderAt
 	bytes int
@@ -315,7 +315,7 @@ func (c *counted) ReadAt(b []byte, at int64) (int, error) {
 	return n, err
 }
 
-// TestNotes: many sections of notes cost no more than their budget.
+// TestNotes: reading many sections of notes stops at their limit.
 func TestNotes(t *testing.T) {
 	b := elfOf("\x00", make([]byte, 1<<12),
 		slices.Repeat([]elf.Section64{{Type: uint32(elf.SHT_NOTE), Size: 1 << 12}}, 4000)...)
@@ -340,7 +340,7 @@ func TestManyFiles(t *testing.T) {
 	}
 }
 
-// changing is a file of zeros whose beginning its owner changes once it has been read.
+// changing is a file of zeros whose beginning its owner changes after it was first read.
 type changing [2][]byte
 
 func (c *changing) ReadAt(b []byte, at int64) (int, error) {
@@ -354,7 +354,7 @@ func (c *changing) ReadAt(b []byte, at int64) (int, error) {
 	return len(b), nil
 }
 
-// TestChangingFile: a file is read by the headers that were checked.
+// TestChangingFile: a file is read according to the headers that were checked, even if it changes afterwards.
 func TestChangingFile(t *testing.T) {
 	small := elfOf("\x00", nil)
 	large := slices.Clone(small)
@@ -365,7 +365,7 @@ func TestChangingFile(t *testing.T) {
 	}
 }
 
-// TestHostileFiles: what package debug/elf would read or unpack at any size is not read.
+// TestHostileFiles: sections that package debug/elf would read or unpack whatever their size are not read.
 func TestHostileFiles(t *testing.T) {
 	bomb := bytes.NewBufferString("ZLIB\x00\x00\x00\x00\x04\x00\x00\x00") // 64 MiB
 	z := zlib.NewWriter(bomb)
@@ -396,7 +396,7 @@ func TestHostileFiles(t *testing.T) {
 	}
 }
 
-// FuzzObject: a file that was made to harm costs no more than names.
+// FuzzObject: a malicious file can only cause missing or wrong names.
 func FuzzObject(f *testing.F) {
 	if b, err := os.ReadFile("/bin/true"); err == nil {
 		f.Add(b, uint64(0x2000))
@@ -417,7 +417,7 @@ func FuzzObject(f *testing.F) {
 	})
 }
 
-// TestPprof: `go tool pprof`, which Google maintains, reads what Build writes.
+// TestPprof: `go tool pprof` can read what Build writes.
 func TestPprof(t *testing.T) {
 	w := &Window{Start: time.Unix(100, 0), Length: time.Second, Period: 10 * time.Millisecond, Stacks: []Stack{
 		{Group: "/a", Kernel: []uint64{0x1500, 0x501}, Count: 3}, {Group: "/b", Kernel: []uint64{0x501}, Count: 1},
@@ -451,8 +451,8 @@ func TestPprof(t *testing.T) {
 	}
 }
 
-// TestRootOfV2: the root's counter on v2 is that of the CPUs, with interrupts, so kernel threads get the time that the
-// budget has for the root's tasks. What ran in a group that is gone is not in it.
+// TestRootOfV2: on v2 the root's counter is that of the CPUs, with interrupts, so kernel threads get the budget's time
+// for the root's tasks instead. That time excludes what ran in a group that is gone.
 func TestRootOfV2(t *testing.T) {
 	cpu := func(path string, seconds float64) ledger.Cgroup {
 		return ledger.Cgroup{Path: path, CPUSeconds: &seconds}
@@ -478,7 +478,7 @@ func TestRootOfV2(t *testing.T) {
 	}
 }
 
-// TestHiddenNames: where the kernel hides its names, a profile says what it lacks.
+// TestHiddenNames: if the kernel hides its names, a comment in the profile says what is missing.
 func TestHiddenNames(t *testing.T) {
 	w := &Window{Period: 1e7, Stacks: []Stack{{Group: "/a", Kernel: []uint64{0x100}, Count: 1}}}
 	for apart, want := range map[bool]string{true: "interrupts cannot be recognised", false: "have no names"} {
@@ -494,7 +494,8 @@ func TestHiddenNames(t *testing.T) {
 	}
 }
 
-// TestEndedInRoot: what processes of v2's root group used that ended in the window is in no counter, only in samples.
+// TestEndedInRoot: the CPU time of processes in the root group of v2 that ended in the window is in no counter, only in
+// samples.
 func TestEndedInRoot(t *testing.T) {
 	l := &ledger.Ledger{Host: ledger.Host{CgroupMode: "v2"}, CPU: ledger.CPU{Root: new(0.5)},
 		Cgroups: []ledger.Cgroup{{Path: "/", CPUSeconds: new(40.0)}}}

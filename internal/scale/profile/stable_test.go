@@ -2,7 +2,7 @@ package profile
 
 import "testing"
 
-// TestStable: a function has one name in all builds. The symbols are of rustc 1.95, GCC 12, Clang and Go 1.26.
+// TestStable: a function has the same name in all builds. The symbols are from rustc 1.95, GCC 12, Clang and Go 1.26.
 func TestStable(t *testing.T) {
 	for want, symbols := range map[string][]string{
 		// Rust, the legacy mangling
@@ -54,7 +54,7 @@ func TestStable(t *testing.T) {
 	}
 }
 
-// TestUnversioned: a library has one name in all its versions, and another one than other libraries.
+// TestUnversioned: a library has the same name in all its versions, which differs from those of other libraries.
 func TestUnversioned(t *testing.T) {
 	for want, files := range map[string][]string{
 		"libc.so":            {"libc.so.6", "libc-2.31.so", "libc-2.31.so (deleted)"},

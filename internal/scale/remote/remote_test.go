@@ -18,7 +18,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// recorded is a ledger of a trial that was recorded, as JSON.
+// recorded returns the ledger of a recorded trial, as JSON.
 func recorded(t *testing.T) []byte {
 	t.Helper()
 	f, err := os.Open("../../../test/runs/quickstart/trials.jsonl.gz")
@@ -108,7 +108,7 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// TestOptions: what cannot work, or would show a secret, is refused before anything is sent.
+// TestOptions: options that cannot work or would expose a secret are rejected before anything is sent.
 func TestOptions(t *testing.T) {
 	secret, empty := write(t, "secret", []byte("x")), write(t, "empty", []byte("\n"))
 	for want, o := range map[string]Options{

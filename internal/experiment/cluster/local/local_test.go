@@ -25,7 +25,7 @@ import (
 	"tare/test/binary"
 )
 
-// TestMain lets the test binary take the way into a control group, as tare does when it starts itself again.
+// TestMain lets the test binary enter a control group, as tare does when it executes itself.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == placement.EnterCommand {
 		err := placement.Enter(os.Args[2:])
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// start starts local nodes, and sees to it that nothing is left of them.
+// start starts local nodes, and checks after the test that nothing is left of them.
 func start(t *testing.T, count int) *Nodes {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -72,7 +72,8 @@ func start(t *testing.T, count int) *Nodes {
 	return n
 }
 
-// version is what the binary calls itself: agents must be of the coordinator's build, and this test is of none.
+// version returns the version that the binary prints: agents must have the coordinator's version, and this test binary
+// has none.
 func version(t *testing.T, self string) string {
 	t.Helper()
 	text, err := exec.Command(self, "--version").Output()
@@ -84,7 +85,7 @@ func version(t *testing.T, self string) string {
 	return words[0] + " (" + words[1] + ")"
 }
 
-// links are the interfaces of this process's nodes.
+// links returns the network interfaces of this process's nodes.
 func links(t *testing.T) []string {
 	t.Helper()
 	all, err := net.Interfaces()
@@ -109,7 +110,7 @@ func network(t *testing.T, pid int) string {
 	return ns
 }
 
-// try runs a trial that no node can set up: what they answer shows that they are there and are asked.
+// try runs a trial that no node can set up: their answers show that they are connected and get the request.
 func try(t *testing.T, n *Nodes, want map[string]string) {
 	t.Helper()
 	names := n.Names()
@@ -121,8 +122,8 @@ func try(t *testing.T, n *Nodes, want map[string]string) {
 	}
 }
 
-// TestNodes: every node has a network of its own; one whose agent is killed, or whose link goes down, is missing alone,
-// and comes again.
+// TestNodes: every node has a separate network. If its agent is killed or its link goes down, only that node is
+// missing, and it comes back.
 func TestNodes(t *testing.T) {
 	n := start(t, 3)
 	pids := n.PIDs()
@@ -167,7 +168,7 @@ func TestNodes(t *testing.T) {
 	try(t, n, map[string]string{"n01": there, "n02": there, "n03": there})
 }
 
-// setDown takes the interface of that name down.
+// setDown takes the interface with the given name down.
 func setDown(name string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -176,12 +177,12 @@ func setDown(name string) error {
 	return netlink.LinkSetDown(link)
 }
 
-// TestClean: what a run that has ended left is removed though somebody keeps its namespace; what a run has, or
-// somebody else, is not.
+// TestClean: the remains of a run that has ended are removed even if a process keeps its namespace open. What belongs
+// to a live run, or to others, is kept.
 func TestClean(t *testing.T) {
 	n := start(t, 1)
 	running := n.tree.Name()
-	ended := "tare-nodes-p" + strconv.Itoa(os.Getpid()) + "-t1" // this process, had it begun just after the machine
+	ended := "tare-nodes-p" + strconv.Itoa(os.Getpid()) + "-t1" // names this PID with an earlier start time, as if reused
 	holder, err := link.NewNamespace()
 	if err != nil {
 		t.Fatal(err)
@@ -224,7 +225,8 @@ func TestStartWrong(t *testing.T) {
 	}
 }
 
-// TestAgentThatCannot: a binary that is no tare shows with its last words, and nothing is left.
+// TestAgentThatCannot: if the binary is not tare, the error shows the last lines of its output, and nothing is left
+// behind.
 func TestAgentThatCannot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: control groups and network namespaces")

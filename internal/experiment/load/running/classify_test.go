@@ -9,7 +9,7 @@ import (
 	"tare/internal/experiment/role"
 )
 
-// TestFates: which requests a stall touches, by hand. Times are in ms.
+// TestFates: which requests a stall disturbs, determined by hand. Times are in ms.
 func TestFates(t *testing.T) {
 	const ms = int64(1e6)
 	type request struct {
@@ -74,7 +74,8 @@ func TestFates(t *testing.T) {
 	}
 }
 
-// TestUntouched: the estimate of how likely a history stays untouched, against Kaplan and Meier's by hand.
+// TestUntouched: the estimated probability that a history stays undisturbed, compared with the Kaplan-Meier estimate
+// computed by hand.
 func TestUntouched(t *testing.T) {
 	s := &split{histories: []history{
 		{from: 0, to: 10, stall: 100, requests: 1, watched: true},
@@ -92,7 +93,8 @@ func TestUntouched(t *testing.T) {
 	}
 }
 
-// TestWithheld: where requests cannot be told apart, the result says why, and holds no distribution of them.
+// TestWithheld: if disturbed requests cannot be identified, the result says why, and has no distribution of undisturbed
+// ones.
 func TestWithheld(t *testing.T) {
 	full := NewLog(1)
 	full.Add(1, 1, 2, 0, -1, true)
@@ -167,8 +169,8 @@ func TestQuietWindow(t *testing.T) {
 	}
 }
 
-// TestDoneQuiet: every answer of the quiet time counts for its throughput, whenever its request began. Each of 1,000
-// requests/s takes 100 ms, so that 100 are in flight at either edge of the window.
+// TestDoneQuiet: every answer in quiet time counts for its throughput, whenever the request began. Each of 1,000
+// requests/s takes 100 ms, so 100 are in flight at either edge of the window.
 func TestDoneQuiet(t *testing.T) {
 	log := NewLog(2000)
 	for at := int64(0.8e9); at < 2e9; at += 1e6 {

@@ -13,7 +13,7 @@ import (
 	"tare/test/long"
 )
 
-// system is a queue that a load is put on: servers that take requests in order, and all stand still at once.
+// system is a queue under load: servers that take requests in order and all stand still at the same time.
 type system struct {
 	name    string
 	servers int
@@ -34,7 +34,7 @@ func exponential(mean float64) func(*rand.Rand) float64 {
 	return func(r *rand.Rand) float64 { return mean * r.ExpFloat64() }
 }
 
-// lognormal has a long tail: its p99 is 10 times its median at a deviation of 1.
+// lognormal returns a distribution with a long tail: for a deviation of 1, its p99 is 10 times its median.
 func lognormal(median, deviation float64) func(*rand.Rand) float64 {
 	return func(r *rand.Rand) float64 { return median * math.Exp(deviation*r.NormFloat64()) }
 }
@@ -48,7 +48,7 @@ func twoPoint(short, long, part float64) func(*rand.Rand) float64 {
 	}
 }
 
-// stallsOf makes stalls of 5 to 50 ms that take a part of the time, in s.
+// stallsOf returns stalls of 5 to 50 ms that take the given part of the time, in s.
 func stallsOf(r *rand.Rand, part, seconds float64) (all [][2]float64) {
 	const lo, hi = 5e-3, 50e-3
 	if part == 0 {
@@ -63,7 +63,7 @@ func stallsOf(r *rand.Rand, part, seconds float64) (all [][2]float64) {
 	return all
 }
 
-// told is what a witness says of stalls: each up to 2 ms too long at either end.
+// told returns the stalls as a witness would report them: each up to 2 ms too long at either end.
 func told(r *rand.Rand, stalls [][2]float64, seconds float64) *role.Stalls {
 	const fuzz = 2e-3
 	s := &role.Stalls{To: ns(seconds)}
@@ -75,7 +75,7 @@ func told(r *rand.Rand, stalls [][2]float64, seconds float64) *role.Stalls {
 
 func ns(seconds float64) int64 { return int64(seconds * 1e9) }
 
-// advance is when work that begins at a time is done, since it rests in stalls.
+// advance returns when work that begins at a time is done, given that it rests during stalls.
 func advance(from, work float64, stalls [][2]float64) float64 {
 	i, _ := slices.BinarySearchFunc(stalls, from, func(s [2]float64, t float64) int {
 		if s[1] <= t {
@@ -135,10 +135,10 @@ func least(xs []float64) int {
 	return at
 }
 
-// tails are the quantiles that simulations look at.
+// tails are the quantiles that simulations compare.
 var tails = [3]float64{0.5, 0.9, 0.99}
 
-// sums is the mean over runs of some values, with its standard error.
+// sums computes the mean of values over runs, with its standard error.
 type sums struct{ n, sum, squares float64 }
 
 func (s *sums) add(x float64) { s.n, s.sum, s.squares = s.n+1, s.sum+x, s.squares+x*x }
@@ -149,8 +149,8 @@ func (s *sums) err() float64 {
 	return math.Sqrt(max(s.squares/s.n-s.mean()*s.mean(), 0) / (s.n - 1))
 }
 
-// seen is what one run shows: the weighted quantiles, those of the undisturbed requests as they are, and what was told
-// apart.
+// seen holds the results of one run: the weighted quantiles, the plain quantiles of the undisturbed requests, and the
+// classification.
 type seen struct {
 	weighted, plain [3]float64
 	run             *load.Running
@@ -189,26 +189,26 @@ func (s system) look(t *testing.T, log *Log, stalls *role.Stalls, seconds float6
 	return got
 }
 
-// pareto has a tail that falls as a power, and a mean.
+// pareto returns a distribution with the given mean and a tail that falls as the given power.
 func pareto(mean, power float64) func(*rand.Rand) float64 {
 	return func(r *rand.Rand) float64 { return mean * (power - 1) / power * math.Pow(1-r.Float64(), -1/power) }
 }
 
-// lognormalOf has a mean, and a deviation of the logarithm.
+// lognormalOf returns the lognormal distribution with the given mean and deviation of the logarithm.
 func lognormalOf(mean, deviation float64) func(*rand.Rand) float64 {
 	return lognormal(mean/math.Exp(deviation*deviation/2), deviation)
 }
 
-// TestRecoversTheQuietMachine: under stalls, what is reported of the weighted quantiles is what the same system shows
-// without any, over windows as long, within the error of the simulation. Without weights they are too low. What is
-// reported is what trials and their level tell (load.Running.Tells, load.TellsOf); the mean is of logarithms, as
-// reports give medians.
+// TestRecoversTheQuietMachine: under stalls, the reported weighted quantiles equal those of the same system without
+// stalls, over windows of the same length, to within the error of the simulation. Without weights they are too low. A
+// quantile is reported if the trial and its level have enough data (load.Running.Tells, load.TellsOf). The mean is
+// taken over logarithms, because reports give medians.
 func TestRecoversTheQuietMachine(t *testing.T) {
 	t.Parallel()
 	const seconds = 4.0
 	runs := long.Repeat(24, 100)
 	var biased, claimed atomic.Int64
-	t.Run("systems", func(t *testing.T) { // which ends when all have
+	t.Run("systems", func(t *testing.T) { // ends when all parallel subtests have
 		for _, s := range long.Some(4, []system{
 			{name: "closed, 8 on 2", servers: 2, clients: 8, service: lognormal(300e-6, 1)},
 			{name: "M/M/1 at 30 %", servers: 1, rate: 1000, service: exponential(300e-6)},
@@ -257,7 +257,7 @@ func TestRecoversTheQuietMachine(t *testing.T) {
 							"%.0f %% disturbed, %g of %d tell; %s", s.name, 100*part, 100*q, math.Exp(quiet[i].mean())/1e3, 100*off,
 							100*noise, 100*unweighted, 100*share, reported[i].n, runs, cmp.Or(why, "reported"))
 						if !ok {
-							continue // it is not claimed there
+							continue // not reported there
 						}
 						claimed.Add(1)
 						if math.Abs(off) > allowedBias+3.5*noise {
@@ -278,14 +278,14 @@ func TestRecoversTheQuietMachine(t *testing.T) {
 	}
 }
 
-// allowedBias is what the method itself may be off by; the rest is the error of the simulation.
+// allowedBias is the relative bias that the method may have, in addition to the error of the simulation.
 const allowedBias = 0.03
 
-// names of the quantiles in tails.
+// names are the names of the quantiles in tails.
 var names = [3]string{"p50", "p90", "p99"}
 
-// TestStallsOfABusyMachine: stalls that come only while the machine is busy, as those of a hypervisor that takes back
-// CPU time, bias nothing either.
+// TestStallsOfABusyMachine: stalls that occur only while the machine is busy, such as those of a hypervisor that takes
+// back CPU time, cause no bias either.
 func TestStallsOfABusyMachine(t *testing.T) {
 	t.Parallel()
 	const runs, seconds, rate = 40, 4.0, 1000.0
@@ -317,7 +317,8 @@ func TestStallsOfABusyMachine(t *testing.T) {
 	}
 }
 
-// busyStalls simulates one server on which stalls of a length begin at a rate per second of the time that it is busy.
+// busyStalls simulates one server with stalls of the given length, which begin at the given rate per second of busy
+// time.
 func busyStalls(r *rand.Rand, s system, seconds, rate, length float64) (*Log, [][2]float64) {
 	type request struct{ at, done float64 }
 	var all []request

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The load that a weighing must bear: 50 programs and 100 maps.
+// crowd loads 50 programs and 100 maps, the number that a weighing must cope with.
 func crowd(b *testing.B) {
 	z := newZoo(b)
 	for i := range 50 {
@@ -31,7 +31,7 @@ func cpuTime() time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// measure reports the CPU time of each operation beside the wall time, and the largest memory of the process.
+// measure reports the CPU time of each operation in addition to the wall time, and the peak memory of the process.
 func measure(b *testing.B, operation func()) {
 	start := cpuTime()
 	for b.Loop() {
@@ -84,7 +84,7 @@ func BenchmarkReadCounters(b *testing.B) {
 	})
 }
 
-// All that one weighing does with this package.
+// BenchmarkWeighing does all that one weighing does with this package.
 func BenchmarkWeighing(b *testing.B) {
 	crowd(b)
 	measure(b, func() {

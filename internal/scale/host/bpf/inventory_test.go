@@ -208,8 +208,8 @@ func runBpftool(t *testing.T, kind string) map[uint32]bpftool {
 	return out
 }
 
-// Every object of the machine is as bpftool prints it. Others may come and go on a shared machine: what both see must
-// agree, and both must see the zoo.
+// Every object of the machine is as bpftool prints it. On a shared machine other objects may come and go: those that
+// both see must agree, and both must see the zoo.
 func TestLikeBpftool(t *testing.T) {
 	z := newZoo(t)
 	long := []string{"zoo_for_tenant_a_of_two", "zoo_for_tenant_b_of_two"} // the kernel keeps the same 15 bytes of both
@@ -226,7 +226,7 @@ func TestLikeBpftool(t *testing.T) {
 		defer p.Close()
 	}
 	inventory := open(t, Options{})
-	for range 2 { // named anew, and remembered
+	for range 2 { // first looked up, then cached
 		s := snapshot(t, inventory)
 		for _, name := range long {
 			if !slices.ContainsFunc(s.Programs, func(p Program) bool { return p.Name == name }) {
@@ -253,7 +253,7 @@ func TestLikeBpftool(t *testing.T) {
 			continue
 		}
 		compared++
-		// Both take a name that the kernel cuts from BTF.
+		// Both take a name that the kernel truncates from BTF.
 		if b.Type != p.Type || b.Tag != p.Tag || b.Name != p.Name || b.Xlated != p.XlatedBytes ||
 			b.JITed != p.JITedBytes || !slices.Equal(b.MapIDs, p.MapIDs) {
 			t.Errorf("program %d: bpftool %+v, here %+v", p.ID, b, p)
@@ -322,7 +322,8 @@ func TestRelations(t *testing.T) {
 	}
 }
 
-// hiddenFiles reports whether this process may not see the files of some other, as where that has a capability more.
+// hiddenFiles reports whether this process may not see the files of some other process, for example one with more
+// capabilities.
 func hiddenFiles(t *testing.T) bool {
 	t.Helper()
 	hidden := exec.Command("sh", "-c", "for f in /proc/[0-9]*/fd/0; do readlink $f 2>&1 >/dev/null; done; "+
@@ -332,7 +333,7 @@ func hiddenFiles(t *testing.T) bool {
 	return strings.Contains(string(text), "Permission denied")
 }
 
-// What an object's holders are must not depend on how they are found.
+// Both ways of finding an object's holders give the same result.
 func TestHoldersByEitherWay(t *testing.T) {
 	newZoo(t)
 	v := open(t, Options{})
@@ -373,7 +374,8 @@ func TestChargedTo(t *testing.T) {
 		t.Fatalf("charged to %v, want %q", m.ChargedTo, memoryGroup(t))
 	}
 
-	// The kernel charges to whoever makes the map. A group of our own tells that the path is not just everybody's.
+	// The kernel charges a map to the group of its creator. A separate group shows that the path is not just that of every
+	// map.
 	group := filepath.Join(v.mounts.memory, fmt.Sprintf("tare-test-%d-charge", os.Getpid()))
 	if err := os.Mkdir(group, 0o755); err != nil {
 		t.Skipf("needs a writable memory controller: %v", err)
@@ -401,7 +403,7 @@ func TestChargedTo(t *testing.T) {
 	}
 }
 
-// memoryGroup is the group of this process in the memory controller's hierarchy.
+// memoryGroup returns the group of this process in the memory controller's hierarchy.
 func memoryGroup(t *testing.T) string {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -470,7 +472,7 @@ func TestProgramsComeAndGo(t *testing.T) {
 	}
 	coming := idOf(t, z.newProgram(t, "zoo_coming", ebpf.SocketFilter))
 
-	// The kernel takes an unloaded program's id away at once or a little later.
+	// The kernel frees the id of an unloaded program immediately or a little later.
 	deadline := time.Now().Add(time.Minute)
 	for {
 		all, err := v.ReadCounters()
@@ -514,7 +516,7 @@ func TestVanishedBetweenListingAndReading(t *testing.T) {
 	}
 }
 
-// TestRefusedObjects: an object that the kernel refuses to show costs no other its reading, and is in a warning.
+// TestRefusedObjects: an object that the kernel refuses to show is named in a warning, and the others are still read.
 func TestRefusedObjects(t *testing.T) {
 	z := newZoo(t)
 	v := &Inventory{}
@@ -535,8 +537,8 @@ func TestRefusedObjects(t *testing.T) {
 	}
 }
 
-// TestHiddenProcesses: without the right to look at the processes of others, what they hold and where they are is said
-// not to be known.
+// TestHiddenProcesses: without the right to look at other users' processes, warnings say that what they hold and which
+// namespaces they are in is not fully known.
 func TestHiddenProcesses(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, whose processes are hidden then")
@@ -574,7 +576,7 @@ func TestOwnPrograms(t *testing.T) {
 	if err := v.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// Nothing stays: the kernel frees a program soon after its last descriptor.
+	// No program remains: the kernel frees one soon after its last descriptor is closed.
 	deadline := time.Now().Add(time.Minute)
 	for id := range ids {
 		for {
@@ -590,7 +592,8 @@ func TestOwnPrograms(t *testing.T) {
 	}
 }
 
-// TestSharedIterators: inventories that share iterators load them once, and what one closes the other still has.
+// TestSharedIterators: inventories that share iterators load them once, and closing one inventory does not close them
+// for the other.
 func TestSharedIterators(t *testing.T) {
 	newZoo(t)
 	var shared Iterators
@@ -611,7 +614,7 @@ func TestSharedIterators(t *testing.T) {
 	}
 }
 
-// cgroup2 makes a group of the v2 hierarchy that goes away with the test.
+// cgroup2 creates a group in the v2 hierarchy for the duration of the test.
 func cgroup2(t *testing.T, v *Inventory, name string) (dir, path string) {
 	t.Helper()
 	if v.mounts.v2 == "" {
@@ -630,14 +633,14 @@ func cgroup2(t *testing.T, v *Inventory, name string) (dir, path string) {
 	return dir, path
 }
 
-// The main goroutine keeps the main thread, so that no test that gives its thread namespaces of its own gives them to
-// that one: /proc/self is what the main thread sees.
+// The main goroutine keeps the main thread, because /proc/self shows what the main thread sees: a test that moves its
+// thread to other namespaces must not get that thread.
 func init() { runtime.LockOSThread() }
 
 func TestAttachments(t *testing.T) {
 	root(t)
-	// Namespaces of this thread's own, so that nothing is hung on the machine's lo, nor mounted: the thread ends with
-	// the test.
+	// This thread gets private namespaces, so that nothing is attached to the machine's lo, and nothing is mounted on the
+	// machine. The thread ends with the test.
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
 		t.Skipf("needs namespaces: %v", err)
@@ -795,16 +798,16 @@ func TestAttachments(t *testing.T) {
 	}
 }
 
-// ofOthers reports whether a part of a warning is of programs that the kernel refuses to show, of another network
-// namespace than the test's or of another control group than path: those come and go.
+// ofOthers reports whether a part of a warning is about programs that the kernel refuses to show, about another network
+// namespace than the test's, or about another control group than path. Such objects of others come and go.
 func ofOthers(code, part, path string) bool {
 	return code == "bpf-unread" || strings.Contains(part, "in network namespace ") ||
 		strings.Contains(part, " other network namespaces were not looked at") ||
 		strings.Contains(part, "control group ") && !strings.Contains(part, "control group "+path)
 }
 
-// TestAttachedDeep: a program on a group whose path is longer than the kernel takes at once is found, and a group that
-// is too deep to be looked at is named in a warning.
+// TestAttachedDeep: a program is found on a group whose path is too long for one system call, and a group that is too
+// deep to be read is named in a warning.
 func TestAttachedDeep(t *testing.T) {
 	z := newZoo(t)
 	v := open(t, Options{})
@@ -860,7 +863,7 @@ func tracepointEvent(name string) (int, error) {
 	return unix.PerfEventOpen(&attr, -1, 0, -1, unix.PERF_FLAG_FD_CLOEXEC)
 }
 
-// TestManyNamespaces: no more namespaces are looked at than the bound allows, which is said.
+// TestManyNamespaces: an error says how many namespaces were left out because of the limits.
 func TestManyNamespaces(t *testing.T) {
 	root(t)
 	gone := filepath.Join(t.TempDir(), "gone")
@@ -871,7 +874,7 @@ func TestManyNamespaces(t *testing.T) {
 	if err := eachNamespace(many[2:], time.Hour, nil); err != nil {
 		t.Errorf("with namespaces that are gone: %v", err)
 	}
-	// Not the bound of the product: an emulated machine may stand still for longer.
+	// Not maxNamespacesTime: an emulated machine may stand still for longer than that.
 	for most, left := range map[time.Duration]int{time.Hour: 2, -1: len(many)} {
 		err := eachNamespace(many, most, nil)
 		if err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("%d of %d", left, len(many))) {
@@ -880,8 +883,8 @@ func TestManyNamespaces(t *testing.T) {
 	}
 }
 
-// classify attaches a classifier to a place of an interface by tc(8), after other commands of tc. The pin from which tc
-// takes the program is in a bpffs that goes away with the mount namespace.
+// classify attaches a classifier to a place of an interface by tc(8), after other commands of tc. tc takes the program
+// from a pin in a bpffs, which disappears with the mount namespace.
 func classify(t *testing.T, p *ebpf.Program, device, place string, prepare ...string) error {
 	t.Helper()
 	tc, err := exec.LookPath("tc")
@@ -906,8 +909,8 @@ func classify(t *testing.T, p *ebpf.Program, device, place string, prepare ...st
 	return nil
 }
 
-// TestOtherNamespaces: what is attached to without a link in the network namespace of some other process is listed, and
-// so is the interface of a link there.
+// TestOtherNamespaces: attachments without a link in the network namespace of another process are listed, and so is the
+// interface of a link there.
 func TestOtherNamespaces(t *testing.T) {
 	z := newZoo(t)
 	sleeper := exec.Command("sleep", "60")
@@ -989,7 +992,7 @@ func TestOtherNamespaces(t *testing.T) {
 	if len(s.Warnings) > 0 {
 		t.Errorf("warnings: %v", s.Warnings)
 	}
-	// No thread stays there, but that which attached the programs.
+	// Only the thread that attached the programs remains in the namespace.
 	threads, err := filepath.Glob("/proc/self/task/*/ns/net")
 	if err != nil || len(threads) < 2 {
 		t.Fatal(threads, err)
@@ -1006,8 +1009,8 @@ func TestOtherNamespaces(t *testing.T) {
 	}
 }
 
-// TestNamespaces: namespaces are found by processes and by mounts, each once, and what may not be looked at is an
-// error.
+// TestNamespaces: namespaces are found by processes and by mounts, each once. A process whose namespace may not be read
+// causes an error.
 func TestNamespaces(t *testing.T) {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
@@ -1067,7 +1070,7 @@ func TestNamespaces(t *testing.T) {
 
 func TestWithoutPrivilege(t *testing.T) {
 	root(t)
-	// This thread gives its capabilities up, and ends with the test.
+	// This thread gives up its capabilities, and ends with the test.
 	runtime.LockOSThread()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData

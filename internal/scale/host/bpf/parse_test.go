@@ -163,7 +163,7 @@ func TestNetlinkAttributes(t *testing.T) {
 			t.Errorf("%#x: %s, want %s", handle, got, want)
 		}
 	}
-	for n := range link { // what is cut off is no error, and no more than what there is of it
+	for n := range link { // a truncated message is no error, and gives no programs
 		if _, d, _ := parseDevice(link[:n]); len(d.xdp) > 0 {
 			t.Errorf("of %d bytes: %+v", n, d)
 		}
@@ -186,7 +186,7 @@ func TestFirstOf(t *testing.T) {
 	}
 }
 
-// TestDumpOfNothing: what a kernel does not have is an empty list.
+// TestDumpOfNothing: if the kernel lacks a kind of object, its list is empty.
 func TestDumpOfNothing(t *testing.T) {
 	const noSuch = 0xfe // above RTM_MAX; the two lowest bits of 2 ask for a list
 	if list, err := dump(noSuch, noSuch, &nl.TcMsg{}); err != nil || len(list) > 0 {
@@ -197,7 +197,7 @@ func TestDumpOfNothing(t *testing.T) {
 func FuzzNetlink(f *testing.F) {
 	f.Add(append(make([]byte, 20), attribute(3, 'l', 'o', 0)...))
 	f.Add(append(make([]byte, 20), attribute(2, attribute(11, 5)...)...))
-	f.Fuzz(func(_ *testing.T, b []byte) { // they must come back
+	f.Fuzz(func(_ *testing.T, b []byte) { // they must return without a panic
 		parseDevice(b)
 		classifier(b)
 		kindOf(b)
@@ -232,7 +232,7 @@ func TestTypeNames(t *testing.T) {
 	}
 }
 
-// TestCostOfRun: where runs with statistics were not slower, their cost is not known, and is not 0.
+// TestCostOfRun: if runs with statistics were not slower, their cost is unknown, not 0.
 func TestCostOfRun(t *testing.T) {
 	const without = 40 * time.Microsecond
 	for with, want := range map[time.Duration]time.Duration{ // 0: unknown

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPinsSince: what was pinned since then is found, once, in directories as well; what was there before is not.
+// TestPinsSince: pins made since the given time are found once each, in subdirectories too; earlier ones are not.
 func TestPinsSince(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to mount a BPF file system")
@@ -69,7 +69,8 @@ func TestPinsSince(t *testing.T) {
 		t.Errorf("found %q, %v", found, err)
 	}
 
-	// Any user can make directories where all may write: one below the other beyond the longest path, or very many.
+	// In a directory that all may write to, any user can create directories nested beyond the longest path, or very many
+	// of them.
 	deep := filepath.Join(dir, "deep")
 	if err := os.Mkdir(deep, 0o700); err != nil {
 		t.Fatal(err)

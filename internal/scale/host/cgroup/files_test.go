@@ -14,7 +14,7 @@ import (
 	"tare/test/rights"
 )
 
-// TestMembersForbidden: a group that may not be read costs no other its members.
+// TestMembersForbidden: the members of the other groups are returned even if one group may not be read.
 func TestMembersForbidden(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, whose group is hidden then")
@@ -49,7 +49,7 @@ func TestMembersForbidden(t *testing.T) {
 	}
 }
 
-// TestWriteReclaim: what the kernel cannot take back of a group is an error, and nothing to wait for.
+// TestWriteReclaim: if the kernel cannot reclaim all memory of a group, Write returns an error and does not wait.
 func TestWriteReclaim(t *testing.T) {
 	l, err := Discover(Roots{})
 	if err != nil {

@@ -87,8 +87,8 @@ func TestDiscoverNamespaces(t *testing.T) {
 	const v2 = " /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 	for _, c := range []struct {
 		name, root, own   string
-		pids              map[string]string // path in proc's terms: identity
-		dirs              map[string]string // identity: directory below the mount, "-" for none
+		pids              map[string]string // identities, by path in /proc/<pid>/cgroup
+		dirs              map[string]string // directories below the mount, by identity; "-" for none
 		directoriesOnDisk []string
 		file              string // in the group that is mounted
 		whole             bool

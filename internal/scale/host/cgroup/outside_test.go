@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestOutside: a thread in another group than its process is seen, in each hierarchy that is mounted, once.
+// TestOutside: a thread in another group than its process is found once in each mounted hierarchy.
 func TestOutside(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "proc")
 	for thread, text := range map[string]string{

@@ -22,7 +22,8 @@ import (
 	"tare/test/rights"
 )
 
-// TestMain keeps the first thread for itself: it is the process, and the tests move threads alone into groups.
+// TestMain keeps the first thread, because that one stands for the process, and the tests move only other threads into
+// groups.
 func TestMain(m *testing.M) {
 	runtime.LockOSThread()
 	os.Exit(m.Run())
@@ -107,7 +108,7 @@ func TestReaderFixtures(t *testing.T) {
 	}
 }
 
-// groupsOf are the hierarchies of this machine that a Reader reads.
+// groupsOf returns the hierarchies of this machine that a Reader reads.
 func groupsOf(t testing.TB, l *Layout) []*Hierarchy {
 	t.Helper()
 	r, err := NewReader(l)
@@ -122,7 +123,7 @@ func groupsOf(t testing.TB, l *Layout) []*Hierarchy {
 	return hs
 }
 
-// makeGroup makes a group of the given path on this machine, in every hierarchy given, and removes it at the end.
+// makeGroup creates a group with the given path in every given hierarchy, and removes it at the end of the test.
 func makeGroup(t testing.TB, hs []*Hierarchy, path string) (remove func()) {
 	t.Helper()
 	var dirs []string
@@ -150,8 +151,8 @@ func makeGroup(t testing.TB, hs []*Hierarchy, path string) (remove func()) {
 	return remove
 }
 
-// TestOneGroupFails: a group whose files cannot be read is an error, for readers of a few groups, and named, for those
-// of all: nothing of it is known, and all of the others is.
+// TestOneGroupFails: if the files of a group cannot be read, its values are unknown and those of the others are known.
+// A reader of a few groups returns an error, and one of all groups names the group.
 func TestOneGroupFails(t *testing.T) {
 	root := t.TempDir()
 	if err := os.CopyFS(root, os.DirFS("testdata/v2")); err != nil {
@@ -184,7 +185,7 @@ func TestOneGroupFails(t *testing.T) {
 	if g := r.find(t, broken); g.CPU != (CPU{}) || g.Memory != (Memory{}) {
 		t.Errorf("of a group that cannot be read %+v and %+v are known", g.CPU, g.Memory)
 	}
-	g := r.find(t, broken) // nor is what an earlier reading knew
+	g := r.find(t, broken) // values of an earlier reading are cleared
 	g.CPU.UsageNs, g.Memory.Current = val(1), val(1)
 	if err := errors.Join(r.ReadCPUOf(g), r.ReadMemoryOf(g)); !errors.Is(err, unix.EISDIR) || g.CPU != (CPU{}) ||
 		g.Memory != (Memory{}) {
@@ -195,8 +196,7 @@ func TestOneGroupFails(t *testing.T) {
 	}
 }
 
-// makeDeep makes groups in each other, down to one whose path is longer than any that the kernel takes at once, and
-// removes them at the end.
+// makeDeep creates nested groups, down to one whose path is too long for one system call, and removes them at the end.
 func makeDeep(t *testing.T, hs []*Hierarchy, top, name string, depth int) {
 	t.Helper()
 	for _, h := range hs {
@@ -212,8 +212,8 @@ func makeDeep(t *testing.T, hs []*Hierarchy, top, name string, depth int) {
 	}
 }
 
-// TestDeepGroups: a group whose path is longer than PATH_MAX is read like any other; one whose path is longer than that
-// by far is named, with nothing of it known, and costs no other group its reading.
+// TestDeepGroups: a group whose path is longer than PATH_MAX is read like any other. One whose path is far longer is
+// named, its values are unknown, and the other groups are still read.
 func TestDeepGroups(t *testing.T) {
 	l, err := Discover(Roots{})
 	if err != nil {
@@ -293,8 +293,8 @@ func spin(d time.Duration) {
 	}
 }
 
-// inside runs f on a thread that is in the group; hs must have room for threads apart (v1), so it is for v1 cpuacct
-// only.
+// inside runs f on a thread that is in the group. It works only with v1 cpuacct, where single threads can be in other
+// groups.
 func inside(t *testing.T, h *Hierarchy, path string, f func()) {
 	t.Helper()
 	done := make(chan error)
@@ -392,7 +392,7 @@ func TestReaderMachine(t *testing.T) {
 	}
 }
 
-// A group may go between being found and being read, and may be made again without anyone having looked in between.
+// A group may disappear between being found and being read, and may be removed and created again between two searches.
 func TestReaderRaces(t *testing.T) {
 	l := machine(t)
 	hs := groupsOf(t, l)
@@ -427,8 +427,8 @@ func TestReaderRaces(t *testing.T) {
 	}
 }
 
-// TestReaderLosesAHierarchy: what was read in one hierarchy is not known once the group is removed there and remains in
-// another; a group that is removed from all of them keeps what was read last.
+// TestReaderLosesAHierarchy: if a group is removed in one hierarchy and remains in another, what was read in the first
+// is unknown. A group that is removed from all of them keeps the last values.
 func TestReaderLosesAHierarchy(t *testing.T) {
 	for _, c := range []struct {
 		removed             []string
@@ -469,7 +469,7 @@ func TestReaderLosesAHierarchy(t *testing.T) {
 	}
 }
 
-// TestRenamedUnderAnother: a group of v1 that has a new name, while another has its old one, is known to be renamed,
+// TestRenamedUnderAnother: if a v1 group has a new name and another has its old one, it is recognized as renamed,
 // whichever of the two is found first.
 func TestRenamedUnderAnother(t *testing.T) {
 	for _, names := range [][2]string{{"aa", "bb"}, {"bb", "aa"}} {
@@ -512,7 +512,7 @@ func TestRenamedUnderAnother(t *testing.T) {
 	}
 }
 
-// TestLivePath: v1 shows a thread that is exiting in the root, which is not known to be its group.
+// TestLivePath: v1 shows an exiting thread in the root, although that may not be its group.
 func TestLivePath(t *testing.T) {
 	const stat = "7 (a) %s 1 7 7 0 -1 %d 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0"
 	for _, c := range []struct {
@@ -547,7 +547,7 @@ func TestLivePath(t *testing.T) {
 	}
 }
 
-// TestReaderForgets: a reader that outlives many groups holds no more than those that there are.
+// TestReaderForgets: a long-lived reader holds only the groups that exist.
 func TestReaderForgets(t *testing.T) {
 	l := machine(t)
 	hs := groupsOf(t, l)
@@ -614,8 +614,8 @@ func TestReaderForgets(t *testing.T) {
 	}
 }
 
-// ownGroups makes five groups, of which one holds the others, and names that one. Other groups of the machine come and
-// go, and a reader allocates for each that has gone.
+// ownGroups creates five groups, one of which contains the others, and returns the name of that one. The reader must
+// read no others: it allocates memory for each group of the machine that comes and goes.
 func ownGroups(t *testing.T, l *Layout, name string) []string {
 	t.Helper()
 	hs := groupsOf(t, l)
@@ -627,7 +627,7 @@ func ownGroups(t *testing.T, l *Layout, name string) []string {
 	return []string{top}
 }
 
-// TestReaderDescriptors: a reader keeps as many files open as its budget allows, and reads the others all the same.
+// TestReaderDescriptors: a reader keeps as many files open as its budget allows, and still reads the others.
 func TestReaderDescriptors(t *testing.T) {
 	l := machine(t)
 	own := ownGroups(t, l, "descriptors")
@@ -718,13 +718,13 @@ func TestFeatures(t *testing.T) {
 		}
 		t.Logf("%-20s %v: %s", s.Name, s.Available, s.Detail)
 	}
-	// Of this process alone: others may be probing at the same time.
+	// Only groups of this process: others may be probing at the same time.
 	if left, _ := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/*/tare-probe*-p%d-t*", os.Getpid())); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
 }
 
-// TestProbeNames: groups made to probe are named as trees of runs are, which is what 'tare clean' looks for.
+// TestProbeNames: groups created for probes are named like the trees of runs, so 'tare clean' finds them.
 func TestProbeNames(t *testing.T) {
 	name, err := probeName("probe-peak")
 	if want := fmt.Sprintf("tare-probe-peak-p%d-t", os.Getpid()); err != nil || !strings.HasPrefix(name, want) {
@@ -763,8 +763,8 @@ func FuzzParsers(f *testing.F) {
 	})
 }
 
-// BenchmarkReader300 is the budget: with 300 groups more than the machine has, finding them, both edges of a window and
-// one reading of memory. cpu-ms/op is user and system time of the process.
+// BenchmarkReader300 measures the cost of finding groups, reading both edges of a window and reading memory once, with
+// 300 groups in addition to the machine's. cpu-ms/op is the user and system time of the process.
 func BenchmarkReader300(b *testing.B) {
 	l := machine(b)
 	hs := groupsOf(b, l)
@@ -815,7 +815,7 @@ func BenchmarkReader300(b *testing.B) {
 	run("Resolver.Path", func(b *testing.B) { _, err := res.Path(1); must(b, err) })
 }
 
-// A group that may not be listed or read is no defect of Tare's: the error says what would let it be read.
+// An error about a group that may not be listed or read says which right is missing.
 func TestReaderWithoutRights(t *testing.T) {
 	l, err := Discover(Roots{})
 	if err != nil {
@@ -837,7 +837,7 @@ func TestReaderWithoutRights(t *testing.T) {
 		}
 	}
 	rights.Without(t, func() {
-		r, err := NewReaderOf(l, []string{name}) // which lists no group that has none below it
+		r, err := NewReaderOf(l, []string{name}) // a group without subgroups is not listed
 		if err != nil {
 			t.Errorf("a group without others in it: %v", err)
 			return

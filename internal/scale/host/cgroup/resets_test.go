@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestResets: that a group's CPU counter was set back is known, also where it has grown past what it was, and by
-// readers that keep no file open; a group that was not touched has none.
+// TestResets: a reset of a group's CPU counter is noticed, even if the counter has grown past its earlier value, and by
+// readers that keep no file open. A group that was not reset has none.
 func TestResets(t *testing.T) {
 	l := machine(t)
 	h, _ := l.CPU()
@@ -48,8 +48,8 @@ func TestResets(t *testing.T) {
 		}
 		work(10 * time.Millisecond)
 		before := read()
-		for n := 1; n <= 2; n++ { // it is seen again after it was seen
-			for range 3 { // which a reader may take for one
+		for n := 1; n <= 2; n++ { // a second reset is noticed too
+			for range 3 { // a reader may count these as one
 				if err := Write(h.Mount+paths[0]+"/"+usageV1, "0"); err != nil {
 					t.Fatal(err)
 				}
@@ -68,7 +68,7 @@ func TestResets(t *testing.T) {
 	}
 }
 
-// TestResetsBeyondLimit: where no more watches are to be had, that is said.
+// TestResetsBeyondLimit: Unnoted returns an error if no more watches can be added.
 func TestResetsBeyondLimit(t *testing.T) {
 	l := machine(t)
 	if h, _ := l.CPU(); h == nil || h.V2 {
@@ -79,7 +79,7 @@ func TestResetsBeyondLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	null, err := os.Open(os.DevNull) // as good as a descriptor that has no room
+	null, err := os.Open(os.DevNull) // stands for an inotify descriptor that is full
 	if err != nil {
 		t.Fatal(err)
 	}

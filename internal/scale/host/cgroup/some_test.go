@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A reader of some groups reads those and no others, and lets go of them.
+// A reader of some groups reads only those, and releases them.
 func TestReaderOfSome(t *testing.T) {
 	for layout, path := range map[string]string{"v1": "/docker/aa", "v2": "/user.slice", "hybrid": "/both"} {
 		t.Run(layout, func(t *testing.T) {

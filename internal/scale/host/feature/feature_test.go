@@ -12,7 +12,7 @@ import (
 	"tare/test/rights"
 )
 
-// TestUntried: the status of a probe that leaves something behind can be had without probing.
+// TestUntried: Untried returns the status of a probe that leaves something behind, without probing.
 func TestUntried(t *testing.T) {
 	fails := func() (string, error) { panic("it was probed") }
 	s, leaves := New(Status{Name: "a", Leaves: "modules"}, fails).Untried()
@@ -24,7 +24,7 @@ func TestUntried(t *testing.T) {
 	}
 }
 
-// What is missing for want of rights is not blamed on the kernel.
+// If rights are missing, the hint does not blame the kernel.
 func TestHintWithoutRights(t *testing.T) {
 	const hint = "boot Linux 5.7"
 	hintOf := func(err error) string {

@@ -21,7 +21,7 @@ type symbol struct {
 	name  string
 }
 
-// kernelSymbols reads every function of the running kernel itself, to compare with.
+// kernelSymbols reads functions of the running kernel from /proc/kallsyms, for comparison.
 func kernelSymbols(t testing.TB) []symbol {
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
@@ -47,7 +47,8 @@ func kernelSymbols(t testing.TB) []symbol {
 	return out
 }
 
-// sample picks functions: their first bytes, bytes in their middle, and the names that each may have.
+// sample picks n functions. It returns the addresses of their first bytes, addresses in their middle, and the names
+// that each may have.
 func sample(t testing.TB, n int) (addrs, inside []uint64, names [][]string) {
 	all := kernelSymbols(t)
 	random := rand.New(rand.NewPCG(1, 2))

@@ -38,7 +38,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestRead: a mount whose name has what must be escaped is there under its name.
+// TestRead: a mount point with characters that the kernel escapes is returned unescaped.
 func TestRead(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it mounts a file system")

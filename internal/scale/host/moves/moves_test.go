@@ -17,7 +17,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// makeGroups makes groups by their names in a hierarchy and gives their directories.
+// makeGroups creates groups with the given names in a hierarchy and returns their directories.
 func makeGroups(t *testing.T, h *cgroup.Hierarchy, names ...string) (dirs []string) {
 	t.Helper()
 	for _, name := range names {
@@ -40,7 +40,7 @@ func makeGroups(t *testing.T, h *cgroup.Hierarchy, names ...string) (dirs []stri
 	return dirs
 }
 
-// hierarchies are those that can count CPU time.
+// hierarchies returns the hierarchies that can count CPU time.
 func hierarchies(t *testing.T) (all []*cgroup.Hierarchy) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -75,7 +75,7 @@ func open(t *testing.T, h *cgroup.Hierarchy, homes ...string) *Watch {
 	return w
 }
 
-// burn has a shell use 0.3 s of CPU time (USER_HZ is 100), however much others leave it.
+// burn is a shell function that uses 0.3 s of CPU time (USER_HZ is 100), however long that takes on a busy machine.
 const burn = `burn() {
 	local s until=0
 	while read -r -a s </proc/$BASHPID/stat; do
@@ -86,8 +86,8 @@ const burn = `burn() {
 go() { echo $BASHPID >$1/cgroup.procs; }
 go $HOME_DIR; `
 
-// TestLeft: whoever leaves its group is told, with where it went and what it used there, also when it has ended and
-// no parent waited for it; who stays, comes back or moves below its group is not.
+// TestLeft: a process that leaves its group is reported, with where it went and how much CPU time it used there, even
+// if it has ended and no parent waited for it. One that stays, comes back or moves to a group below is not reported.
 func TestLeft(t *testing.T) {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip("needs bash")
@@ -95,7 +95,7 @@ func TestLeft(t *testing.T) {
 	for _, h := range hierarchies(t) {
 		for _, c := range []struct {
 			name, does string
-			leave      int // how many do
+			leave      int // number of processes that leave
 		}{
 			{"stay", `(burn)`, 0},
 			{"move", `(go $AWAY; burn)`, 1},
@@ -153,11 +153,12 @@ func waitUntil(t *testing.T, done func() bool) {
 	}
 }
 
-// TestMadeElsewhere: a process that is made in another group than its maker's (CLONE_INTO_CGROUP) was never moved.
+// TestMadeElsewhere: a process that is created in another group than that of its parent (CLONE_INTO_CGROUP) was never
+// moved.
 func TestMadeElsewhere(t *testing.T) {
 	for _, h := range hierarchies(t) {
 		if !h.V2 {
-			continue // clone3(2) takes groups of v2 alone
+			continue // clone3(2) accepts only v2 groups
 		}
 		dirs := makeGroups(t, h, "home", "away")
 		w := open(t, h, dirs[0])
@@ -192,7 +193,7 @@ func TestMadeElsewhere(t *testing.T) {
 	}
 }
 
-// TestLayout: what is read is as large as what the programs write.
+// TestLayout: the Go structures have the sizes of those that the programs write.
 func TestLayout(t *testing.T) {
 	spec, err := loadMoves()
 	if err != nil {

@@ -36,7 +36,7 @@ func TestEngines(t *testing.T) {
 	for _, c := range []struct {
 		engine string
 		needs  []string
-		names  map[string]ledger.Name // by what the script calls a container
+		names  map[string]ledger.Name // by the script's name for the container
 		pods   func(t *testing.T, root, parent string) map[string]string
 	}{
 		{"podman", []string{"podman", "conmon", "runc"}, map[string]ledger.Name{
@@ -67,7 +67,7 @@ func TestEngines(t *testing.T) {
 				groups = c.pods(t, root, groups["parent"])
 			}
 			r := Open(Options{Root: root})
-			for _, g := range groups { // the first one of a pod names its group
+			for _, g := range groups { // the first container of a pod gives the pod's group its name
 				r.Of(g)
 			}
 			for name, want := range c.names {
@@ -142,7 +142,7 @@ func start(t *testing.T, engine, root string) map[string]string {
 	return nil
 }
 
-// image is an image as docker save writes it, with nothing but a program that sleeps.
+// image returns an image in the format of docker save that contains only a program that sleeps.
 func image(t *testing.T) []byte {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
@@ -187,8 +187,8 @@ func archive(t *testing.T, content map[string][]byte) []byte {
 	return b.Bytes()
 }
 
-// kubelet makes a pod with one container as a kubelet does, by the CRI of containerd, and returns the groups that it
-// asked for.
+// kubelet creates a pod with one container through the CRI of containerd, like a kubelet, and returns the groups that
+// it requested.
 func kubelet(t *testing.T, root, parent string) map[string]string {
 	conn, err := grpc.NewClient("unix://"+filepath.Join(root, "run/containerd/containerd.sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -215,7 +215,7 @@ func kubelet(t *testing.T, root, parent string) map[string]string {
 	}
 	// The messages are those of cri-api's runtime/v1, by the numbers of their fields.
 	const onNode = 2
-	for call("ImageService/ImageStatus", field(1, field(1, []byte(testImage)))) == "" { // it learns of it by an event
+	for call("ImageService/ImageStatus", field(1, field(1, []byte(testImage)))) == "" { // noticed by an event
 		time.Sleep(50 * time.Millisecond)
 	}
 	pod := parent + "/kubepods/burstable/pod" + testPod

@@ -22,15 +22,15 @@ import (
 	"tare/test/vm/guest"
 )
 
-// fixture is a machine as a file of testdata has it, and the names of its groups.
+// fixture describes a machine, as read from a file in testdata, and the expected names of its groups.
 type fixture struct {
-	From   string            `yaml:"from"` // where the files' shape is from
+	From   string            `yaml:"from"` // the source of the files' format
 	Files  map[string]string `yaml:"files"`
 	Owners map[string]int    `yaml:"owners"` // of files that do not belong to root
 	Names  map[string]struct {
 		Namespace, Pod, Container, Unit, Image string
 		Labels                                 map[string]string
-		Top                                    string // from the group on; empty: the group itself
+		Top                                    string // the expected Name.Top; empty: the group itself
 	} `yaml:"names"`
 }
 
@@ -52,8 +52,8 @@ func writeFile(t testing.TB, root, name, content string) {
 	}
 }
 
-// TestFixtures has the groups of each machine asked for in both orders: a pod's own group gets its name from any
-// container, whenever that was seen.
+// TestFixtures looks up the groups of each machine in both orders: a pod's own group gets its name from any container,
+// whenever that was seen.
 func TestFixtures(t *testing.T) {
 	guest.KernelFree(t)
 	paths, err := filepath.Glob("testdata/*.yaml")
@@ -106,12 +106,12 @@ func TestFixtures(t *testing.T) {
 	}
 }
 
-// clock is time that tests move on.
+// clock is a clock that tests advance.
 type clock struct{ time.Time }
 
 func (c *clock) now() time.Time { return c.Time }
 
-// machine is an empty machine with a resolver whose time stands still.
+// machine returns an empty machine, with a resolver whose clock stands still.
 func machine(t *testing.T) (root string, r *Resolver, c *clock) {
 	t.Helper()
 	root, c = t.TempDir(), &clock{time.Unix(1e9, 0)}
@@ -127,7 +127,7 @@ func bundle(name string) string {
 		`", "io.kubernetes.cri.sandbox-name": "web-0", "io.kubernetes.cri.sandbox-namespace": "shop"}}`
 }
 
-// TestFilesThatComeLater: a file is looked for again, and not at each tick.
+// TestFilesThatComeLater: a missing file is looked for again, but not at each tick.
 func TestFilesThatComeLater(t *testing.T) {
 	guest.KernelFree(t)
 	root, r, c := machine(t)
@@ -152,7 +152,7 @@ func TestFilesThatComeLater(t *testing.T) {
 	if n := r.Of(group); n.Container != "late" || n.Pod != "web-0" {
 		t.Errorf("the name is gone: %+v", n)
 	}
-	// Another container of the pod has the pod's name before its own, and more and more seldom a try.
+	// Another container of the pod has the pod's name before its own, and is looked up less and less often.
 	other := "/kubepods/pod" + testPod + "/" + hex("b")
 	tries, next := 0, time.Time{}
 	for range 600 {
@@ -170,7 +170,7 @@ func TestFilesThatComeLater(t *testing.T) {
 	}
 }
 
-// TestForget: what has gone is forgotten, with pods and users that nothing is left of.
+// TestForget: groups that have gone are forgotten, and so are pods and users without remaining groups.
 func TestForget(t *testing.T) {
 	guest.KernelFree(t)
 	root, r, _ := machine(t)
@@ -191,8 +191,8 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// TestFill: groups of a ledger have names, the same one at each tick; a group that belongs to nothing has none, and one
-// whose name is not known yet has its ids.
+// TestFill: the groups of a ledger get names, the same value at each tick. A group that belongs to no container or unit
+// gets none, and one whose name is not known yet gets its ids.
 func TestFill(t *testing.T) {
 	guest.KernelFree(t)
 	root, r, c := machine(t)
@@ -241,7 +241,7 @@ func TestFill(t *testing.T) {
 	}
 }
 
-// TestWarnings: one for all containers, with the volume that is missing, until it is there.
+// TestWarnings: one warning for all containers names the missing volume, until it is mounted.
 func TestWarnings(t *testing.T) {
 	guest.KernelFree(t)
 	root, r, c := machine(t)
@@ -262,7 +262,7 @@ func TestWarnings(t *testing.T) {
 	}
 	var lines []string
 	for _, c := range []struct{ count, volume string }{
-		{"4 containers", "/run"}, // of containerd, CRI-O and an engine that the path does not say
+		{"4 containers", "/run"}, // those of containerd, CRI-O, and an engine that the path does not show
 		{"1 container", "/var/lib/containers/storage/overlay-containers"},
 		{"1 container", "/var/lib/docker/containers"},
 	} {
@@ -291,7 +291,7 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestDenied: without the right to read a runtime's files, the warning says which right it is.
+// TestDenied: if a runtime's files may not be read, the warning says which right is missing.
 func TestDenied(t *testing.T) {
 	guest.KernelFree(t)
 	root, r, c := machine(t)
@@ -322,8 +322,8 @@ func TestDenied(t *testing.T) {
 	}
 }
 
-// TestHostileFiles: what is no file of root's, is too large or leads out of the machine's directory is not read, and
-// bytes of files are bounded and can be shown.
+// TestHostileFiles: a file that does not belong to root, is too large or is outside the machine's directory is not
+// read, and text from files is bounded and safe to display.
 func TestHostileFiles(t *testing.T) {
 	guest.KernelFree(t)
 	root, r, clock := machine(t)
@@ -368,7 +368,8 @@ func TestHostileFiles(t *testing.T) {
 	if n := r.Of("/kubepods/" + hex("2")); n.Container != `\x1b[2J\u202e`+"\ufffd" {
 		t.Errorf("%q", n.Container)
 	}
-	// Links of root's within the machine are followed, as where /var/lib/docker is on another disk.
+	// Links that belong to root and stay within the machine's directory are followed, such as one from /var/lib/docker to
+	// another disk.
 	writeFile(t, root, "/data/docker/containers/"+hex("3")+"/config.v2.json", `{"Name": "/linked"}`)
 	if err := errors.Join(os.MkdirAll(filepath.Join(root, "var/lib"), 0o755),
 		os.Symlink("/data/docker", filepath.Join(root, "var/lib/docker"))); err != nil {
@@ -396,7 +397,7 @@ func TestHostileFiles(t *testing.T) {
 	}
 }
 
-// FuzzOf: any path has a name that can be shown, within its bounds, and a top that is the path or above it.
+// FuzzOf: the name of any path is safe to display and within the limits, and its Top is the path or above it.
 func FuzzOf(f *testing.F) {
 	for _, s := range []string{"/", "", "//", "/kubepods/pod" + testPod + "/" + hex("a"), `/system.slice/a\x2db.service`,
 		"/docker/" + hex("a") + "/docker/" + hex("b"), "/user.slice/user-1.slice/user@1.service/x.slice", `/\x.scope`,
@@ -417,7 +418,7 @@ func FuzzOf(f *testing.F) {
 	})
 }
 
-// FuzzFiles: whatever the files of engines have, names can be shown and are bounded.
+// FuzzFiles: whatever is in the files of engines, names are safe to display and within the limits.
 func FuzzFiles(f *testing.F) {
 	f.Add([]byte(bundle("a")), true)
 	f.Add([]byte(`[{"id": "`+hex("a")+`", "names": ["a"], "metadata": "{}"}]`), false)

@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// TestMain plays the hungry process too, which takes more memory than it may have.
+// TestMain also runs as the victim, a process that takes more memory than its limit.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == placement.EnterCommand {
 		err := placement.Enter(os.Args[2:])
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestVictims: a process that takes more than its group may have is named, with its program and the group.
+// TestVictims: a process that exceeds the limit of its group is reported, with its program and the group.
 func TestVictims(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: BPF and control groups")
@@ -106,7 +106,7 @@ func TestVictims(t *testing.T) {
 	}
 }
 
-// TestLayout: a victim is as large as the program's.
+// TestLayout: the Go structure has the size of the program's.
 func TestLayout(t *testing.T) {
 	spec, err := loadOom()
 	if err != nil {

@@ -34,9 +34,9 @@ func sampler(t testing.TB, o Options) *Sampler {
 	return s
 }
 
-// A thread that burns one CPU in the kernel must be seen about as often as the rate says, and only with times inside
-// the enabled span. The timer that takes samples goes by the clock: where the hypervisor takes CPU time away, a thread
-// is sampled for what was stolen from it as well, so that is allowed for.
+// A thread that keeps one CPU busy in the kernel is seen about as often as the rate says, and only with times inside
+// the enabled span. The timer that triggers samples follows the clock: if the hypervisor takes CPU time away, the
+// thread is also sampled for the stolen time, so the bounds allow for that.
 func TestSamplerSeesABusyThread(t *testing.T) {
 	s := sampler(t, Options{})
 	runtime.LockOSThread()
@@ -101,8 +101,7 @@ func TestSamplerSeesABusyThread(t *testing.T) {
 	}
 }
 
-// A child process must be announced with its parent, so that its group is known even if it is gone when its samples are
-// read.
+// A child process is announced with its parent, so its group is known even if it is gone when its samples are read.
 func TestForksAreSeen(t *testing.T) {
 	s := sampler(t, Options{})
 	if err := s.Enable(); err != nil {
@@ -145,7 +144,7 @@ func TestDrainWrapsWithoutRepeats(t *testing.T) {
 		}
 		last[p.CPU] = p.Time
 	}}
-	// How fast the rings fill is up to what runs: an idle CPU is not sampled.
+	// How fast the rings fill depends on what runs: an idle CPU is not sampled.
 	written, size := uint64(0), uint64(len(s.rings)*len(s.rings[0].data))
 	for began := time.Now(); written <= size && time.Since(began) < time.Minute; {
 		time.Sleep(2 * time.Millisecond)
@@ -165,8 +164,8 @@ func TestDrainWrapsWithoutRepeats(t *testing.T) {
 	}
 }
 
-// TestBlind: a CPU whose event was off for a while was not sampled then. That this process gets no CPU time between two
-// of them is not a sign of that.
+// TestBlind: a CPU whose event was off for a while is reported as not sampled. A pause of this process between reading
+// two rings is not mistaken for that.
 func TestBlind(t *testing.T) {
 	s := sampler(t, Options{})
 	if len(s.rings) < 2 {
@@ -217,7 +216,7 @@ func TestParseCPUList(t *testing.T) {
 	}
 }
 
-// The records of other CPUs come from shared memory; whatever stands there must not end the process.
+// The records of other CPUs come from shared memory; whatever they contain must not crash the process.
 func FuzzRecords(f *testing.F) {
 	rec := func(typ uint32, body ...byte) []byte {
 		b := binary.NativeEndian.AppendUint32(nil, typ)
@@ -249,7 +248,7 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// What it costs to decode one sample, on records that this machine's kernel wrote.
+// BenchmarkDecode measures the cost of decoding one sample, with records that this machine's kernel wrote.
 func BenchmarkDecode(b *testing.B) {
 	s := sampler(b, Options{Hz: 4999})
 	if err := s.Enable(); err != nil {
@@ -280,8 +279,8 @@ func monotonic() int64 {
 	return ts.Nano()
 }
 
-// What a full ring loses counts in the window in which it was lost, though no later record had room to say so, and not
-// in the next. A kernel that does not count it (here: is not believed to) tells of it later.
+// Samples lost by a full ring count in the window in which they were lost, even if no later record had room to report
+// them, and not in the next. A kernel that does not count them (simulated by exact=false) reports them later.
 func TestLostCountsInItsWindow(t *testing.T) {
 	for _, exact := range []bool{true, false} {
 		t.Run(fmt.Sprint("exact=", exact), func(t *testing.T) { testLost(t, exact) })
@@ -341,7 +340,7 @@ func testLost(t *testing.T, exact bool) {
 		}
 	}
 	samples, losses := window(burn)
-	const most = 20 // windows: an emulated processor takes few samples, and where there is an inexact word it may be late
+	const most = 20 // windows: an emulated processor takes few samples, and an inexact count may come late
 	for n := 1; losses == 0; n++ {
 		if n == most {
 			t.Fatalf("a ring of one page, and 200 ms with a sample every 200 us: %d samples, and none lost in %d windows",
@@ -349,23 +348,24 @@ func testLost(t *testing.T, exact bool) {
 		}
 		samples, losses = window(burn)
 	}
-	if !exact { // some of it may be told of later, where a small record found no room before
+	if !exact { // some may be reported later, if a small record had no room before
 		return
 	}
-	if _, later := window(func() {}); later >= losses { // it may stand still for a while, and lose some itself
+	if _, later := window(func() {}); later >= losses { // the machine may stall and lose some here too
 		t.Errorf("%d lost, and %d in the next window, in which nothing was done", losses, later)
 	}
 }
 
-// TestStormLosesNoSamples: more threads than a ring holds records of, and who drains when Wait says so loses none of
-// either. What is lost all the same without that is told apart, and a sampler without records of threads has none.
+// TestStormLosesNoSamples: with more new threads than a ring has room for records, a process that drains whenever Wait
+// returns loses neither samples nor records. Without that, lost samples and lost records are counted separately, and a
+// sampler without records of threads loses none.
 func TestStormLosesNoSamples(t *testing.T) {
 	guest.Slow(t)
 	threads := 2000
 	if testing.Short() {
 		threads = 600 // on an emulated processor; a ring holds some 300 records of each CPU
 	}
-	gone := func(tid int) { // the record was written then: do_exit of the kernel lets go of a thread after that
+	gone := func(tid int) { // the record has been written by then: do_exit in the kernel releases a thread afterwards
 		for dir := fmt.Sprintf("/proc/self/task/%d", tid); ; runtime.Gosched() {
 			if _, err := os.Stat(dir); err != nil {
 				return
@@ -410,7 +410,7 @@ func TestStormLosesNoSamples(t *testing.T) {
 	if others == 0 || tasks == 0 {
 		t.Errorf("without draining: %d records of threads, %d lost", tasks, others)
 	}
-	before, err := os.ReadDir("/proc/self/task") // Go may use these, whose starts are no longer to be seen
+	before, err := os.ReadDir("/proc/self/task") // Go may reuse these threads, whose starts are not recorded any more
 	if err != nil {
 		t.Fatal(err)
 	}

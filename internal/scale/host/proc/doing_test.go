@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestDoing: a process that waits, with a child that runs and one that is stopped.
+// TestDoing describes a process that waits, with a child that runs and one that is stopped.
 func TestDoing(t *testing.T) {
 	cmd := exec.Command("sh", "-c", "while :; do :; done & sleep 300 & kill -STOP $!; wait")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -21,7 +21,7 @@ func TestDoing(t *testing.T) {
 	// BusyBox runs its sleep from /proc/self/exe.
 	want := regexp.MustCompile(fmt.Sprintf(`^"sh" \(%d\) waits( in [a-z0-9_.]+)?, "sh" \(\d+\) runs, "(sleep|busybox|sh|exe)" \(\d+\) is stopped( in [a-z0-9_.]+)?$`, cmd.Process.Pid))
 	said := ""
-	for range 1000 { // it is on its way
+	for range 1000 { // the processes may not have started yet
 		if said = (FS{}).Doing(cmd.Process.Pid); want.MatchString(said) {
 			break
 		}

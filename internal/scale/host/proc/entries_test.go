@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Entries are the processes that PIDs lists; one keeps its inode while it lives, and no other has it.
+// Entries lists the same processes as PIDs. A process keeps its inode while it lives, and no other process has it.
 func TestEntries(t *testing.T) {
 	busy := exec.Command("sleep", "600")
 	if err := busy.Start(); err != nil {
@@ -55,7 +55,7 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// Resident memory by kind of page, of a file and of this process.
+// TestRollup reads resident memory by kind of page, from a text and of this process.
 func TestRollup(t *testing.T) {
 	r, ok := parseRollup([]byte("5-7 ---p 0 00:00 0 [rollup]\nRss: 100 kB\nPss: 60 kB\nPss_Dirty: 1 " +
 		"kB\nPss_Anon: 30 kB\n" +

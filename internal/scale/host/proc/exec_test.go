@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// restarts is set for a process that executes itself again and again, each time from another thread than its first.
+// restarts is set for a process that executes itself again and again, each time from a thread other than its first.
 const restarts = "TARE_TEST_RESTARTS"
 
 // headless is set for a process whose first thread ends, while others live until its input ends.
@@ -29,11 +29,12 @@ func init() {
 			os.Exit(0)
 		}()
 		time.Sleep(10 * time.Millisecond)                    // the other has a thread by then
-		_, _, _ = syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0) // of this thread alone
+		_, _, _ = syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0) // ends only this thread
 	}
 }
 
-// Of a process whose first thread has ended the kernel shows no memory, though the others have it: that is not 0.
+// If the first thread of a process has ended, the kernel shows no memory, although the other threads have it: the
+// result is an error, not 0.
 func TestRollupWithoutFirstThread(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), headless+"=1")
@@ -63,7 +64,7 @@ func TestRollupWithoutFirstThread(t *testing.T) {
 	}
 }
 
-// A process that executes a program from a thread of its own is alive all the while, although its first thread is
+// A process that executes a program from a thread other than its first is always alive, although its first thread is
 // dead for a moment.
 func TestAliveWhileItExecutes(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// partEnv has the test binary play a part in another namespace instead of running tests: it says who it is, and then
-// for each identity that it reads what became of that process.
+// partEnv makes the test binary run as a helper in another namespace instead of running tests: it prints its identity,
+// and then, for each identity that it reads, the fate of that process.
 const partEnv = "TARE_TEST_IDENTITY"
 
 func TestMain(m *testing.M) {
@@ -53,15 +53,15 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// Parts of a process that says where its environment is: in memory of zeros, which takes none, or where nothing can be
-// read.
+// Variants of a process that claims that its environment is elsewhere: in memory full of zeros, which takes no space,
+// or in memory that cannot be read.
 const (
 	claimsMuch   = "much"
 	claimsHidden = "hidden"
 	claimed      = 1 << 30 // bytes
 )
 
-// claimEnvironment says that this process's environment is where it is not, and waits for the end of its input.
+// claimEnvironment sets a false address for this process's environment, and waits for the end of its input.
 func claimEnvironment(part string) {
 	access := unix.PROT_READ
 	if part == claimsHidden {
@@ -100,7 +100,7 @@ func claimEnvironment(part string) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// other is a process that knows its identity, and looks for others from where it is.
+// other is a process that knows its identity, and looks for other processes from within its namespaces.
 type other struct {
 	t    *testing.T
 	cmd  *exec.Cmd
@@ -168,11 +168,11 @@ func needsNamespaces(t *testing.T) (whole bool) {
 	return whole
 }
 
-// TestFind: a process that lives is never found to have ended, wherever it is looked for from, and that one has ended
-// is found out wherever its whole PID namespace can be seen.
+// TestFind: Find never returns Ended for a live process, wherever it is called. For a dead one it returns Ended
+// wherever the whole PID namespace of the process is visible.
 func TestFind(t *testing.T) {
 	whole := needsNamespaces(t)
-	// from is what a process finds that looks for another, alive and then dead.
+	// from describes an observer, and what it finds when it looks for a process that is alive and then dead.
 	type from struct {
 		name        string
 		look        func(Identity) Fate
@@ -184,7 +184,7 @@ func TestFind(t *testing.T) {
 	if foreign.self.PID != 1 || inside.self.PID != 1 || inside.self.Namespace == foreign.self.Namespace {
 		t.Fatalf("they are %+v and %+v", inside.self, foreign.self)
 	}
-	ifWhole := func(fate Fate) Fate { // what is known only where all processes of the machine are seen
+	ifWhole := func(fate Fate) Fate { // the fate if all processes of the machine are visible, else Unknown
 		if whole {
 			return fate
 		}
@@ -211,9 +211,9 @@ func TestFind(t *testing.T) {
 			{"the namespace beside it", inside.find, Unknown, Unknown},
 		}},
 	} {
-		time.Sleep(50 * time.Millisecond) // it begins in another tick than those that look, which have its PID too
+		time.Sleep(50 * time.Millisecond) // so that it starts in another tick than the observers, which have the same PID
 		o := startOther(t, c.part, c.flags)
-		old := Identity{PID: o.self.PID, Start: o.self.Start} // as it was recorded before namespaces were
+		old := Identity{PID: o.self.PID, Start: o.self.Start} // as recorded by versions without namespaces
 		for _, f := range c.froms {
 			if fate := f.look(o.self); fate != f.alive {
 				t.Errorf("a process %s, from %s: %v, want %v", c.name, f.name, fate, f.alive)
@@ -232,7 +232,7 @@ func TestFind(t *testing.T) {
 			}
 		}
 	}
-	// One whose namespace is not there any more, and one whose namespace is and that is not in it.
+	// A process whose namespace no longer exists, and one that is not in its namespace, which does exist.
 	for id, want := range map[Identity]Fate{
 		{PID: 1, Start: inside.self.Start, Namespace: 1}:                                          ifWhole(Ended),
 		{PID: 2, Start: inside.self.Start, Namespace: inside.self.Namespace}:                      Ended,
@@ -252,7 +252,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestFindZombie: a process that is dead and was not waited for has ended.
+// TestFindZombie: Find returns Ended for a dead process that has not been waited for.
 func TestFindZombie(t *testing.T) {
 	o := startOther(t, "our proc", 0)
 	if err := o.cmd.Process.Kill(); err != nil {
@@ -272,7 +272,7 @@ func TestFindZombie(t *testing.T) {
 	}
 }
 
-// TestFindInTimeNamespace: in a time namespace the machine, and with it each process, seems to have started earlier.
+// TestFindInTimeNamespace: in a time namespace, the machine and so each process may seem to have started earlier.
 func TestFindInTimeNamespace(t *testing.T) {
 	needsNamespaces(t)
 	if _, err := (FS{}).namespace("self", "time"); err != nil {

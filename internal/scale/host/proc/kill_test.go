@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestKill: a process that is not the one meant lives on; the one that is ends, and is waited for.
+// TestKill: Kill spares a process if meant returns false, and otherwise ends it; Await waits for that.
 func TestKill(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
@@ -41,7 +41,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestKillGroup: the number of a process that has gone, and is still that of its group, is no process.
+// TestKillGroup: a PID whose process is gone, but which is still the number of a process group, counts as no process.
 func TestKillGroup(t *testing.T) {
 	cmd := exec.Command("sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestMemoryFixture: every field is read, those of CPUs and zones are added up, and a kernel that does not say what is
-// available is an error.
+// TestMemoryFixture: every field is read, and those of CPUs and zones are added up. A kernel that does not report
+// available memory causes an error.
 func TestMemoryFixture(t *testing.T) {
 	page := uint64(os.Getpagesize())
 	want := Memory{
@@ -29,7 +29,7 @@ func TestMemoryFixture(t *testing.T) {
 	}
 }
 
-// TestMemory: this machine tells all that every supported kernel has, and parts do not exceed the whole.
+// TestMemory: on this machine, all fields that every supported kernel has are known, and no part exceeds the whole.
 func TestMemory(t *testing.T) {
 	m, err := FS{}.MedianMemory()
 	if err != nil {

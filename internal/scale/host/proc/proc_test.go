@@ -38,7 +38,7 @@ func TestStatFixture(t *testing.T) {
 	}
 }
 
-// A CPU that goes offline or comes back takes its idle time into the total by another clock, and out of it again.
+// When a CPU goes offline or comes back, the kernel's total of idle time switches to another clock for that CPU.
 func TestStatSince(t *testing.T) {
 	const seconds = 2
 	before := func(cpus ...int) Stat { // each has been idle for 100 s and busy for 10
@@ -71,7 +71,7 @@ func TestStatSince(t *testing.T) {
 	}
 }
 
-// TestIRQTime: the kernel's configuration alone does not say that interrupts are taken out of tasks' time.
+// TestIRQTime: the kernel's configuration alone does not show that interrupts are kept out of tasks' time.
 func TestIRQTime(t *testing.T) {
 	on := map[string]string{"CONFIG_IRQ_TIME_ACCOUNTING": "y"}
 	for _, c := range []struct {
@@ -162,15 +162,15 @@ func TestStat(t *testing.T) {
 	if err := unix.Sysinfo(&up); err != nil {
 		t.Fatal(err)
 	}
-	// All modes together are the time that the CPUs were on: at most uptime x CPUs, give or take the grain. What was
-	// stolen from an idle CPU the kernel counts as idle and as stolen, so that much, at most, stands there twice.
+	// All modes together are the time that the CPUs were online: at most uptime x CPUs, give or take the resolution. The
+	// kernel counts time stolen from an idle CPU both as idle and as stolen, so at most that much is counted twice.
 	sum := a.User + a.Nice + a.System + a.Idle + a.IOWait + a.IRQ + a.Softirq + a.Steal
 	twice := min(a.Steal, a.Idle+a.IOWait)
 	if sum <= 0 {
 		t.Errorf("no CPU time at all: %+v", a)
 	}
-	// An emulated processor that was held up makes up for ticks that it missed, and not for the clock: it has counted
-	// 279 s of ticks on each CPU at an uptime of 237 s. So the upper bound holds on a real processor only.
+	// An emulated processor that was held up makes up for missed ticks, but not for clock time: one counted 279 s of ticks
+	// on each CPU at an uptime of 237 s. So the upper bound holds only on a real processor.
 	if limit := float64(up.Uptime+2) * float64(len(a.Online)); !testing.Short() && sum-twice > limit {
 		t.Errorf("%.2f s of CPU time, of them %.2f s stolen, in %d s with %d CPUs", sum, a.Steal, up.Uptime, len(a.Online))
 	}
@@ -203,7 +203,7 @@ func TestRuntime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 30 ms are not a deadline: so long it works.
+	// 30 ms is not a deadline, but the length of the work.
 	for end := time.Now().Add(30 * time.Millisecond); time.Now().Before(end); {
 	}
 	after, err := Runtime(os.Getpid())
@@ -222,7 +222,7 @@ func TestRuntime(t *testing.T) {
 	}
 }
 
-// A process that ends is ErrGone everywhere, a zombie is not.
+// Every reader returns ErrGone for a process that has ended, but not for a zombie.
 func TestGone(t *testing.T) {
 	cmd := exec.Command("/bin/cat")
 	stdin, err := cmd.StdinPipe()
@@ -267,8 +267,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestEnvironWhileItChanges: the environment of a process that calls execve over and over is always seen. The kernel
-// has none to show while the program is being replaced.
+// TestEnvironWhileItChanges: the environment of a process that calls execve over and over is always found, although the
+// kernel shows none while the program is being replaced.
 func TestEnvironWhileItChanges(t *testing.T) {
 	const again = `exec sh -c "$AGAIN"`
 	cmd := exec.Command("sh", "-c", again)
@@ -297,9 +297,9 @@ func TestEnvironWhileItChanges(t *testing.T) {
 	}
 }
 
-// TestSlowExecve: a process that takes long to become another program, and then looks for a moment as if it had no
-// environment, is waited for, however long the machine stands still between two looks. Its files are pipes, so that
-// what is read comes in this order.
+// TestSlowExecve: Getenv waits for a process that takes long to become another program, and looks for a moment as if it
+// had no environment, however long the machine stands still between two attempts. The files are pipes, so that reads
+// happen in this order.
 func TestSlowExecve(t *testing.T) {
 	stat := func(begin, end int) string {
 		return "7 (sleep) R 1 7 7 0 -1 0" + strings.Repeat(" 0", 10) + " 1 0 5" +
@@ -329,7 +329,7 @@ func TestSlowExecve(t *testing.T) {
 		}
 		say("environ", "A=1\x00")
 	})
-	patience := 40 * time.Millisecond // 10 ms for each look; a deadline under test
+	patience := 40 * time.Millisecond // 10 ms for each attempt; a deadline under test
 	value, has, err := FS{Root: root}.Getenv(7, "A", &patience)
 	if err != nil || !has || value != "1" {
 		t.Fatalf("%q, %v, %v", value, has, err)
@@ -337,9 +337,8 @@ func TestSlowExecve(t *testing.T) {
 	done.Wait()
 }
 
-// TestClaimedEnvironment: a process may say that its environment is anywhere, however much that is and whether or not
-// it can be read. It costs no more memory than an environment may have, and no more time than there is patience for
-// all.
+// TestClaimedEnvironment: a process may claim that its environment is anywhere, of any size, readable or not. That
+// costs no more memory than an environment may have, and no more time in all than patience allows.
 func TestClaimedEnvironment(t *testing.T) {
 	guest.Slow(t)
 	claims := func(part string) int {
@@ -383,7 +382,7 @@ func TestClaimedEnvironment(t *testing.T) {
 	}
 }
 
-// TestNoEnviron: neither a zombie has an environment nor a process that was given none.
+// TestNoEnviron: a zombie has no environment, and neither has a process that was started without one.
 func TestNoEnviron(t *testing.T) {
 	bare := exec.Command("/bin/sleep", "100")
 	bare.Env = []string{}
@@ -416,7 +415,7 @@ func TestNoEnviron(t *testing.T) {
 	_ = cmd.Wait()
 }
 
-// Kernel threads that are hidden are no error, and none is made up.
+// Hidden kernel threads cause no error, and none are invented.
 func TestKernelThreadsThatAreHidden(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
@@ -452,7 +451,7 @@ func TestKernelThreads(t *testing.T) {
 		if th.PID == os.Getpid() || th.Comm == "" {
 			t.Errorf("%+v", th)
 		}
-		// The same number by the other way, read later, so never less.
+		// schedstat has the same counter, read later, so it is never less.
 		b, err := os.ReadFile("/proc/" + strconv.Itoa(th.PID) + "/schedstat")
 		if err != nil {
 			continue
@@ -466,7 +465,7 @@ func TestKernelThreads(t *testing.T) {
 		}
 		between[th.PID] = ns
 	}
-	// Read again, it is never less than by the other way.
+	// Read again, it is never less than the value from schedstat.
 	if err := k.Read(); err != nil {
 		t.Fatal(err)
 	}

@@ -12,11 +12,11 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// manySandboxes is how many Tare promises to read once a second for one hundredth of a CPU.
+// manySandboxes is the number of sandboxes that Tare promises to read once a second with 1 % of a CPU.
 const manySandboxes = 300
 
-// crowd is a machine with that many pods under Kata on v2, with a shim, a VMM of two vCPUs and a virtiofsd each, beside
-// as many processes that are in no sandbox.
+// crowd returns a machine with n pods under Kata on v2, each with a shim, a VMM of two vCPUs and a virtiofsd, and as
+// many processes that are in no sandbox.
 func crowd(n int) *fixture {
 	f := &fixture{Cgroups: "v2", Groups: map[string]string{}}
 	for i := range n {
@@ -39,7 +39,8 @@ func crowd(n int) *fixture {
 	return f
 }
 
-// BenchmarkRead reads a tree of files with 300 sandboxes again and again, as once a second: CPU time of one reading.
+// BenchmarkRead reads a tree of files with 300 sandboxes repeatedly, as would happen once a second. It reports the CPU
+// time of one reading.
 func BenchmarkRead(b *testing.B) {
 	f, root := crowd(manySandboxes), b.TempDir()
 	f.unpack(b, root)
@@ -52,7 +53,7 @@ func BenchmarkRead(b *testing.B) {
 }
 
 // BenchmarkReadKernel does the same with groups and processes of this machine's kernel: 300 sandboxes of three
-// processes each, which do nothing but have the command lines of Kata's.
+// processes each, which do nothing but have Kata's command lines.
 func BenchmarkReadKernel(b *testing.B) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -155,8 +156,8 @@ func benchmarkRead(b *testing.B, r *Reader, want int) {
 	}
 }
 
-// BenchmarkReadGather is BenchmarkRead where in each second a helper of a sandbox comes or goes: all is put together
-// anew then.
+// BenchmarkReadGather is BenchmarkRead with a helper of a sandbox that comes or goes before each reading, so everything
+// is gathered again.
 func BenchmarkReadGather(b *testing.B) {
 	f, root := crowd(manySandboxes), b.TempDir()
 	f.unpack(b, root)

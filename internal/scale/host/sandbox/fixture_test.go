@@ -16,7 +16,7 @@ import (
 	"tare/test/vm/guest"
 )
 
-// fixture is a machine as a file of testdata describes it, with what is to be said of each of its processes.
+// fixture describes a machine, as read from a file in testdata, and the expected result for each of its processes.
 type fixture struct {
 	Title   string            `yaml:"title"`
 	Cgroups string            `yaml:"cgroups"` // v1, v2, hybrid
@@ -51,9 +51,9 @@ type fixtureProcess struct {
 	At      string          `yaml:"at"` // one path, or "cpu=/a memory=/b"
 	PSS     int             `yaml:"pss"`
 	Is      string          `yaml:"is"`     // component, and a container's id; "shared COMPONENT"; none
-	In      string          `yaml:"in"`     // id of its sandbox, where it is not the first
+	In      string          `yaml:"in"`     // id of its sandbox, if that is not the first
 	Signs   string          `yaml:"signs"`  // separated by commas
-	Charged string          `yaml:"places"` // "cpu memory", each with + where it is inside
+	Charged string          `yaml:"places"` // "cpu memory", each with + if it is inside
 	Threads []fixtureThread `yaml:"threads"`
 }
 
@@ -66,7 +66,7 @@ type fixtureThread struct {
 
 const testPod = "6f2f4b1c-92a0-4c63-8d0e-0d5b7f3a9e11"
 
-// expand puts ids in for the names that fixtures have for them.
+// expand replaces the names of ids in fixtures with ids.
 func expand(s string) string {
 	hex := func(digits string) string { return strings.Repeat(digits, 64/len(digits)) }
 	kind := "/system.slice/docker-" + hex("dead0001") + ".scope/kubelet.slice/kubelet-kubepods.slice/" +
@@ -88,15 +88,14 @@ func loadFixture(t testing.TB, file string) *fixture {
 	return &f
 }
 
-// controllers are the hierarchies of a machine: what the second field of /proc/<pid>/cgroup says, and where it is
-// mounted.
+// controllers lists the hierarchies of a machine by mode: the second field in /proc/<pid>/cgroup, and the mount point.
 var controllers = map[string][][2]string{
 	"v1":     {{"cpu,cpuacct", "cpu,cpuacct"}, {"memory", "memory"}, {"name=systemd", "systemd"}},
 	"v2":     {{"", ""}},
 	"hybrid": {{"cpu,cpuacct", "cpu,cpuacct"}, {"memory", "memory"}, {"", "unified"}},
 }
 
-// unpack makes the tree of files that stands for the machine.
+// unpack creates the tree of files that stands for the machine.
 func (f *fixture) unpack(t testing.TB, root string) {
 	t.Helper()
 	w := writer{t, root}
@@ -141,7 +140,7 @@ func (w writer) file(name, content string) {
 	}
 }
 
-// line is one of /proc/<pid>/cgroup.
+// line returns one line of /proc/<pid>/cgroup.
 func (f *fixture) line(i int, controllers, path string) string {
 	if controllers == "" {
 		return "0::" + path
@@ -149,7 +148,7 @@ func (f *fixture) line(i int, controllers, path string) string {
 	return fmt.Sprintf("%d:%s:%s", i+2, controllers, path)
 }
 
-// membership is /proc/<pid>/cgroup of something that is at a place. Its groups are made.
+// membership returns the text of /proc/<pid>/cgroup for a process at a place, and creates the groups.
 func (f *fixture) membership(w writer, at string) string {
 	var lines []string
 	for i, c := range controllers[f.Cgroups] {
@@ -162,7 +161,7 @@ func (f *fixture) membership(w writer, at string) string {
 			}
 		}
 		if f.Cgroups == "hybrid" && c[0] == "" {
-			path = "/" // nobody uses it there
+			path = "/" // unused in hybrid mode
 		}
 		lines = append(lines, f.line(i, c[0], path))
 		f.group(w, path, "")
@@ -170,7 +169,7 @@ func (f *fixture) membership(w writer, at string) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// group makes a group in all hierarchies, with its memory where there is any.
+// group creates a group in all hierarchies, with the memory that content gives.
 func (f *fixture) group(w writer, path, content string) {
 	values := map[string]int{}
 	for _, field := range strings.Fields(content) {
@@ -258,8 +257,8 @@ func sizesOf(root string) Sizes {
 	}
 }
 
-// Every process and every thread of every fixture is what the fixture says, and so are the arrangement and what is said
-// about it.
+// Every process and thread of every fixture is identified as the fixture says, and so are the arrangement and the
+// findings.
 func TestFixtures(t *testing.T) {
 	guest.KernelFree(t)
 	files, err := filepath.Glob("testdata/*.yaml")
@@ -281,7 +280,7 @@ func TestFixtures(t *testing.T) {
 				t.Fatal(err)
 			}
 			f.check(t, c, root)
-			// Readings in turns say the same.
+			// Partial readings give the same result.
 			for range 2 * membershipTurns {
 				if c, err = r.Read(false); err != nil {
 					t.Fatal(err)
@@ -407,7 +406,7 @@ func (f *fixture) checkProcess(t *testing.T, want fixtureProcess, p *Process) {
 	}
 }
 
-// placed is a place, with + where it is inside the sandbox's own groups.
+// placed returns a place, with + if it is inside the sandbox's own groups.
 func placed(l Location) string {
 	if l.Inside {
 		return string(l.Place) + "+"

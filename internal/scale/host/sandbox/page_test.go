@@ -13,7 +13,7 @@ var update = flag.Bool("update", false, "write the tables of docs/weigh-sandboxe
 
 const page = "../../../../docs/weigh-sandboxes.md"
 
-// The tables of the page are those of the table.
+// The tables of the documentation page have the rows and findings of the built-in table.
 func TestPage(t *testing.T) {
 	guest.KernelFree(t)
 	table := builtin()

@@ -19,18 +19,18 @@ import (
 	"tare/test/vm/guest"
 )
 
-// busyVariable makes this binary a process that is busy, and calls itself what its first argument says.
+// busyVariable makes this binary run as a busy process, named by its first argument.
 const busyVariable = "TARE_TEST_BUSY"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(busyVariable) != "" {
-		for parent := os.Getppid(); os.Getppid() == parent; { // until it is killed, or left alone
+		for parent := os.Getppid(); os.Getppid() == parent; { // until it is killed, or its parent ends
 		}
 	}
 	os.Exit(m.Run())
 }
 
-// What a path says, for names beside those of the fixtures.
+// TestLocate interprets paths with names that no fixture has.
 func TestLocate(t *testing.T) {
 	guest.KernelFree(t)
 	hex := strings.Repeat("0123abcd", 8)
@@ -64,7 +64,7 @@ func TestLocate(t *testing.T) {
 	}
 }
 
-// Every expression compiles and has only groups that are read of it, and every component is one.
+// Every expression compiles and has only capture groups that are used, and every component is known.
 func TestTable(t *testing.T) {
 	guest.KernelFree(t)
 	check := func(e expression, groups ...string) {
@@ -117,7 +117,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// A process is looked at again when another has taken its pid, and when it has become another by exec soon after.
+// A process is read again if another process now has its PID, or if it executes another program soon after its start.
 func TestReadSeesWhatChanges(t *testing.T) {
 	guest.KernelFree(t)
 	root := t.TempDir()
@@ -172,7 +172,7 @@ func TestReadSeesWhatChanges(t *testing.T) {
 	read()
 }
 
-// Processes that an application starts and ends are added and taken away, and the result is that of a reading of all.
+// Processes that an application starts and ends are added and removed, with the same result as a full reading.
 func TestReadFollowsAnApplication(t *testing.T) {
 	guest.KernelFree(t)
 	root, w := t.TempDir(), writer{t, ""}
@@ -230,7 +230,7 @@ func TestReadFollowsAnApplication(t *testing.T) {
 	}
 }
 
-// A container of runc's whose state is in a directory that the caller names.
+// A container of runc is found by its state in a directory named by the caller.
 func TestRuntimeRoots(t *testing.T) {
 	guest.KernelFree(t)
 	root := t.TempDir()
@@ -257,7 +257,7 @@ func TestRuntimeRoots(t *testing.T) {
 	}
 }
 
-// Files without an end, and names that are no ids, are no reason to fail or to grow.
+// Endless files, and names that are not ids, cause neither errors nor growth.
 func TestHostileFiles(t *testing.T) {
 	guest.KernelFree(t)
 	root := t.TempDir()
@@ -293,14 +293,14 @@ func TestHostileFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// In the container it is the application, whatever it calls itself.
+	// A process in the container is the application, whatever it calls itself.
 	if len(c.Sandboxes) != 2 || c.Sandboxes[1].ID != "ok" || len(c.Sandboxes[1].Processes) != 1 ||
 		len(c.Sandboxes[0].Processes) != 1 || c.Sandboxes[0].Processes[0].Component != Workload {
 		t.Errorf("%d sandboxes: %+v", len(c.Sandboxes), c.Sandboxes)
 	}
 }
 
-// A command line can name one directory of state a thousand times, in as many ways, and every process another one.
+// Command lines can name one directory of state a thousand times, in as many ways, and every process a different one.
 func TestHostileStateDirectories(t *testing.T) {
 	guest.KernelFree(t)
 	root := t.TempDir()
@@ -405,8 +405,8 @@ func TestNamedState(t *testing.T) {
 	}
 }
 
-// On this machine: a process that calls itself a sandbox's VMM is found, where it is charged, and what it has used; and
-// it is gone when it has ended.
+// On this machine, a process that calls itself a sandbox's VMM is found, with the groups that it is charged to and its
+// CPU time; after it has ended it is no longer listed.
 func TestReadOnThisMachine(t *testing.T) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

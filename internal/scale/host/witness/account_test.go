@@ -9,8 +9,7 @@ import (
 
 const ms = int64(1e6)
 
-// What of a stall is in idle time, for intervals as they were recorded: a machine that was idle, one that was busy, and
-// both in one interval.
+// The stolen part of idle time, for recorded intervals: of an idle machine, of a busy one, and of one that was both.
 func TestIdleStolen(t *testing.T) {
 	for name, c := range map[string]struct {
 		look   Look
@@ -33,8 +32,8 @@ func TestIdleStolen(t *testing.T) {
 	}
 }
 
-// A stall that a window's edge cuts counts on both sides by where it was: before the look if that came late, else
-// spread over the interval.
+// A stall across a window's edge counts on both sides, according to where it was: just before the look if that came
+// late, else spread over the interval.
 func TestAStallAcrossTheEdge(t *testing.T) {
 	late := Look{Last: 100 * ms, Now: 142 * ms, Stolen: 40 * ms, Late: 40 * ms} // from 102 to 142
 	short := Look{Last: 100 * ms, Now: 102 * ms, Stolen: ms, Late: 0}
@@ -53,8 +52,8 @@ func TestAStallAcrossTheEdge(t *testing.T) {
 	}
 }
 
-// The sums of an account: of intervals with a record, of those too small for one, of records that were lost, and of
-// what lies outside.
+// An account adds up intervals with a record, those too small for one, and lost records, and excludes what lies outside
+// the window.
 func TestAccount(t *testing.T) {
 	w := &Witness{source: Clock, period: 2 * 1e6}
 	w.begin = []state{{Stolen: 1000, Small: 1000, SmallLo: 10, SmallHi: 20, Looks: 5}, {}}
@@ -99,7 +98,7 @@ func TestAccount(t *testing.T) {
 	}
 }
 
-// However many intervals there are, sums stay right and what is kept is the longest.
+// However many intervals there are, the sums are exact and the longest intervals are kept.
 func TestTooManyIntervals(t *testing.T) {
 	w := &Witness{source: Clock, period: 2 * 1e6, begin: make([]state, 1)}
 	var all int64

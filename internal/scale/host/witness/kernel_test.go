@@ -28,12 +28,12 @@ import (
 	"tare/test/vm/guest"
 )
 
-// hold keeps one CPU at real-time priority for a time, several times, and says when it truly had it.
+// hold keeps one CPU busy at real-time priority for a time, repeatedly, and returns when it really had the CPU.
 func hold(t *testing.T, cpu int, d time.Duration, pause time.Duration, times int) (held [][2]int64) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its priority
+		runtime.LockOSThread() // never unlocked: the thread, with its priority, ends with the goroutine
 		var set unix.CPUSet
 		set.Set(cpu)
 		if err := unix.SchedSetaffinity(0, &set); err != nil {
@@ -73,9 +73,9 @@ func hold(t *testing.T, cpu int, d time.Duration, pause time.Duration, times int
 }
 
 // A task that holds a CPU for 20 ms at real-time priority is seen with its name. Three stretches in four are seen to
-// within 3 ms of both true edges, one and a half periods; none is taken for the one before or after it. What a stall of
-// the CPU itself does to the looks at an edge comes on top, and is known; a look that comes late because the CPU went
-// idle costs an edge more.
+// within 3 ms (one and a half periods) of both true edges, and none is mistaken for the one before or after it.
+// Stretches with a stall of the CPU near an edge are not checked. A look that comes late because the CPU was idle makes
+// an edge less exact.
 func TestAHogIsSeen(t *testing.T) {
 	const (
 		length, pause = 20 * time.Millisecond, 15 * time.Millisecond
@@ -95,8 +95,8 @@ func TestAHogIsSeen(t *testing.T) {
 			t.Error("nobody was seen running")
 		}
 		h.judge(t, n, cpu, held, pause)
-		// Which stretches are not checked is the witness's own word, so the kernel's counter must bear it out. It
-		// counts in ticks of 10 ms at most, on every CPU.
+		// The witness itself decides which stretches are not checked, so the kernel's counter must confirm it. That counts on
+		// every CPU in ticks of at most 10 ms.
 		if stolen := kernelSteal(t) - before; h.stolen > stolen+0.01*float64(runtime.NumCPU()) {
 			t.Errorf("the witness saw %.3f s stolen from CPU %d around the stretches, and the kernel counted %.3f s from all",
 				h.stolen, cpu, stolen)
@@ -106,7 +106,7 @@ func TestAHogIsSeen(t *testing.T) {
 	if 4*h.near < 3*h.checked && !testing.Short() { // the looks of an emulated processor come late
 		t.Errorf("only %d of %d stretches were seen to within 3 ms", h.near, h.checked)
 	}
-	if h.checked > 0 && h.found == 0 { // an emulated processor is looked at too late for some
+	if h.checked > 0 && h.found == 0 { // on an emulated processor, looks come too late for some
 		t.Error("none of them was seen")
 	}
 	if h.checked < times/2 && !t.Failed() {
@@ -115,8 +115,8 @@ func TestAHogIsSeen(t *testing.T) {
 	}
 }
 
-// TestIdleGroupsHoldNobodyUp: what runs in a control group that is idle gives way to everybody at once, so it is no
-// occupant, however long it runs; the same process in an ordinary group is one.
+// TestIdleGroupsHoldNobodyUp: a process in an idle control group gives way to all others at once, so it is not an
+// occupant, however long it runs. In an ordinary group the same process is one.
 func TestIdleGroupsHoldNobodyUp(t *testing.T) {
 	guest.Slow(t)
 	cpu := runtime.NumCPU() - 1
@@ -133,8 +133,8 @@ func TestIdleGroupsHoldNobodyUp(t *testing.T) {
 	if err := unix.SchedSetaffinity(pid, &set); err != nil {
 		t.Fatal(err)
 	}
-	// Beside others that wake up often, a process of their priority has the CPU in stretches too short to be seen. In an
-	// idle group its priority does not matter to them.
+	// If others wake up often, a process of the same priority has the CPU only in stretches that are too short to be seen,
+	// so it gets a higher priority. In an idle group that has no effect on the others.
 	if err := unix.Setpriority(unix.PRIO_PROCESS, pid, -20); err != nil {
 		t.Skipf("needs the right to raise a priority: %v", err)
 	}
@@ -143,7 +143,7 @@ func TestIdleGroupsHoldNobodyUp(t *testing.T) {
 		t.Helper()
 		r := start(t, Options{})
 		before := runtimeOf(t, pid)
-		for tries := 0; tries < 100 && ran < enough; tries++ { // how long it may run others decide
+		for tries := 0; tries < 100 && ran < enough; tries++ { // others decide how long it may run
 			time.Sleep(100 * time.Millisecond)
 			ran = runtimeOf(t, pid) - before
 		}
@@ -184,7 +184,7 @@ func runtimeOf(t *testing.T, pid int) time.Duration {
 	return d
 }
 
-// cpuGroup makes a control group with the cpu controller, at the top of its hierarchy.
+// cpuGroup creates a control group with the cpu controller, at the top of its hierarchy.
 func cpuGroup(t *testing.T) string {
 	t.Helper()
 	root := "/sys/fs/cgroup/cpu"
@@ -192,7 +192,7 @@ func cpuGroup(t *testing.T) string {
 		root = "/sys/fs/cgroup"
 		control := filepath.Join(root, "cgroup.subtree_control")
 		if had, err := os.ReadFile(control); err == nil && !slices.Contains(strings.Fields(string(had)), "cpu") {
-			_ = os.WriteFile(control, []byte("+cpu"), 0)                       // making the group idle tells
+			_ = os.WriteFile(control, []byte("+cpu"), 0)                       // a failure shows when the group is made idle
 			t.Cleanup(func() { _ = os.WriteFile(control, []byte("-cpu"), 0) }) // after the group has gone
 		}
 	}
@@ -219,12 +219,12 @@ func cpuGroup(t *testing.T) string {
 // hog counts what the witness saw of stretches in which a task held a CPU.
 type hog struct {
 	checked          int     // stretches
-	found, near      int     // of them: seen at all, and to within 3 ms
-	short, disturbed int     // left out: cut short by others, and with a stall near an edge
-	stolen           float64 // by the witness around the latter, in the last round
+	found, near      int     // stretches that were seen at all, and to within 3 ms
+	short, disturbed int     // stretches left out: cut short by others, or with a stall near an edge
+	stolen           float64 // seconds stolen around the latter according to the witness, in the last round
 }
 
-// judge holds what the witness saw of one CPU against the stretches in which a task of this process held it.
+// judge compares what the witness saw of one CPU with the stretches in which a task of this process held it.
 func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pause time.Duration) {
 	t.Helper()
 	const within = int64(3 * time.Millisecond)
@@ -249,7 +249,7 @@ func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pau
 			continue
 		}
 		g.checked++
-		var seen *ledger.Stall // who preempts it for a moment cuts it into several
+		var seen *ledger.Stall // a brief preemption cuts a stretch into several
 		for _, o := range n.Occupied {
 			if o.CPU != cpu || o.PID != os.Getpid() || o.From >= h[1] || h[0] >= o.To {
 				continue
@@ -282,7 +282,7 @@ func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pau
 	}
 }
 
-// kernelSteal is the CPU time that the kernel has counted as stolen since it started, in seconds.
+// kernelSteal returns the CPU time in seconds that the kernel has counted as stolen since boot.
 func kernelSteal(t *testing.T) float64 {
 	t.Helper()
 	s, err := (proc.FS{}).Stat()
@@ -292,13 +292,13 @@ func kernelSteal(t *testing.T) float64 {
 	return s.Steal
 }
 
-// spinner is a program that runs in the timer interrupt of one CPU, with interrupts off, for a time.
+// spinner is a program that spins in the timer interrupt of one CPU, with interrupts off.
 type spinner struct {
 	objects spinObjects
 	event   int
 }
 
-// plantSpinner makes a program that spins for length, every so often, from start to stop.
+// plantSpinner loads a program that spins for the duration length at the interval every, while it is enabled.
 func plantSpinner(t *testing.T, cpu int, length, every time.Duration) *spinner {
 	t.Helper()
 	s := &spinner{}
@@ -328,7 +328,7 @@ func plantSpinner(t *testing.T, cpu int, length, every time.Duration) *spinner {
 	return s
 }
 
-// spin lets it run for a time, and says how often it ran.
+// spin enables the program for a time, and returns how often it ran.
 func (s *spinner) spin(t *testing.T, d time.Duration) (runs uint64) {
 	t.Helper()
 	if err := unix.IoctlSetInt(s.event, unix.PERF_EVENT_IOC_ENABLE, 0); err != nil {
@@ -354,15 +354,15 @@ func keepBusy(t *testing.T, cpu int) {
 		runtime.LockOSThread()
 		var set unix.CPUSet
 		set.Set(cpu)
-		_ = unix.SchedSetaffinity(0, &set) // elsewhere it does no harm
+		_ = unix.SchedSetaffinity(0, &set) // on another CPU it does no harm
 		for !stop.Load() {                 //nolint:revive // keeping the CPU busy is the point
 		}
 	}()
 	t.Cleanup(func() { stop.Store(true); <-done })
 }
 
-// Interrupts that are off for long make looks late, and are not taken for stolen time. A spin that the hypervisor
-// interrupts makes its look late for both reasons, so the rounds go on until one did not.
+// Looks that are late because interrupts were off for long do not count as stolen time. If the hypervisor interrupts a
+// spin, its look is late for both reasons, so rounds are repeated until one spin was undisturbed.
 func TestInterruptsOffAreNotStolen(t *testing.T) {
 	guest.Slow(t)
 	const length, every, rounds = 12 * time.Millisecond, 50 * time.Millisecond, 5
@@ -393,8 +393,8 @@ func TestInterruptsOffAreNotStolen(t *testing.T) {
 		if n.Late+disturbed < int(runs) {
 			t.Errorf("%d late looks and %d stalls, interrupts were off %d times", n.Late, disturbed, runs)
 		}
-		// The hypervisor's own count is the truth: what the witness calls stolen is in it, however long interrupts were
-		// off.
+		// The hypervisor's own count is the truth: it includes all that the witness counts as stolen, however long interrupts
+		// were off.
 		if stolen > off && stolen > n.StolenSeconds {
 			t.Errorf("%v s stolen of that CPU, %v s of all", stolen, n.StolenSeconds)
 		}
@@ -409,7 +409,7 @@ func TestInterruptsOffAreNotStolen(t *testing.T) {
 	}
 }
 
-// opened is a witness that does not look yet.
+// opened returns a witness that is not enabled yet.
 func opened(t *testing.T, o Options) *Witness {
 	t.Helper()
 	w, err := Open(o)
@@ -427,7 +427,7 @@ func opened(t *testing.T, o Options) *Witness {
 	return w
 }
 
-// Witnesses can share a program, which is fitted to the kernel once: each has its own looks.
+// Witnesses can share a program, which is adapted to the kernel once; each has separate looks.
 func TestSharedProgram(t *testing.T) {
 	var p Program
 	idle := opened(t, Options{Program: &p})
@@ -454,7 +454,7 @@ func TestSharedProgram(t *testing.T) {
 	}
 }
 
-// Every CPU has been looked at when Settle returns, also one whose timer fires late or not at all because it is idle.
+// When Settle returns, every CPU has been looked at, even one whose timer fires late or not at all because it is idle.
 func TestSettle(t *testing.T) {
 	w := opened(t, Options{})
 	if err := errors.Join(w.Enable(), w.Settle(0), w.Begin()); err != nil {
@@ -474,7 +474,7 @@ func TestSettle(t *testing.T) {
 		for _, e := range w.events {
 			s, b := states[e.cpu], before[e.cpu]
 			if s.Queue == 0 {
-				continue // this process may not run there, and nobody else has
+				continue // this process may not run there, and no other task has
 			}
 			if int64(s.Last) <= after || s.Looks <= b.Looks || s.Stolen < b.Stolen || s.Asked != 0 {
 				t.Errorf("CPU %d at %d: %+v, before %+v", e.cpu, after, s, b)
@@ -484,8 +484,8 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// What happens before a window begins is no part of its account: neither looks that were drained before nor those that
-// were not, nor who held a CPU.
+// An account excludes what happened before its window began: looks, whether or not they were drained, and who held a
+// CPU.
 func TestBeginForgets(t *testing.T) {
 	w := opened(t, Options{})
 	if err := errors.Join(w.Reset(), w.Enable()); err != nil {
@@ -507,7 +507,7 @@ func TestBeginForgets(t *testing.T) {
 	if err := w.processes(func(pid uint32, p process) { seen[pid] = p.Looks }); err != nil {
 		t.Error(err)
 	}
-	// They are looked at meanwhile, on each CPU, however long this machine takes for it.
+	// Each CPU may have been looked at since, once per period.
 	most := (uint64(monotonic()-began)/uint64(w.period) + 2) * uint64(len(w.events))
 	for pid, looks := range seen {
 		if looks > most {
@@ -533,8 +533,8 @@ func TestBeginForgets(t *testing.T) {
 	}
 }
 
-// TestCostIsBounded: however long the spinning under a witness takes, the kernel ends the looks after a few. Without
-// that, a machine whose interrupts take as long as the looks are apart gets to nothing else on that CPU.
+// TestCostIsBounded: however long a measurement spins under a witness, the kernel ends the looks after a few. Otherwise
+// a CPU whose interrupts take as long as the time between looks could do nothing else.
 func TestCostIsBounded(t *testing.T) {
 	w, err := Open(Options{})
 	if errors.Is(err, feature.ErrMissing) {
@@ -550,13 +550,13 @@ func TestCostIsBounded(t *testing.T) {
 	}()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// The shortest of some, for an emulated processor that stands still takes the time for its own.
+	// The shortest of three, because an emulated processor counts the time for which it stands still.
 	steps := 1 << 14
 	for min(spin(steps), spin(steps), spin(steps)) < 100*costSpin {
 		steps *= 2
 	}
 	looks := uint64(0)
-	for range 10 { // one that stands still skips looks, too
+	for range 10 { // a processor that stands still also skips looks
 		if err := w.Reset(); err != nil {
 			t.Fatal(err)
 		}
@@ -571,7 +571,7 @@ func TestCostIsBounded(t *testing.T) {
 		for _, s := range states {
 			looks += s.Looks
 		}
-		// The one after the last is under way where the kernel ends them by an interrupt of its own.
+		// If the kernel ends the looks by a separate interrupt, the next look may already have begun.
 		if looks > costLooks+2 {
 			t.Errorf("%d looks in %v, and at most %d are to be", looks, 100*costSpin, costLooks+2)
 		}

@@ -28,7 +28,7 @@ func start(t testing.TB, o Options) *Running {
 	return r
 }
 
-// The structures of the program and those that read them have one layout.
+// The structures of the program and the Go types that read them have the same layout.
 func TestLayout(t *testing.T) {
 	spec, err := loadWitness()
 	if err != nil {
@@ -55,8 +55,8 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// What the witness saw stolen is what the kernel counted, but for what the kernel had not counted yet at either edge:
-// whether or not it says who held the CPUs.
+// The witness and the kernel count the same stolen time, apart from what the kernel had not yet counted at either edge,
+// whether or not the witness records who held the CPUs.
 func TestStolenAgreesWithTheKernel(t *testing.T) {
 	guest.Slow(t)
 	for _, o := range []Options{{}, {NoOccupants: true}} {
@@ -66,7 +66,7 @@ func TestStolenAgreesWithTheKernel(t *testing.T) {
 		}
 		r := start(t, o)
 		began := time.Now()
-		for time.Since(began) < 2*time.Second { // somebody to see
+		for time.Since(began) < 2*time.Second { // an occupant to see
 			spin(1 << 14)
 		}
 		n, err := r.Stop()
@@ -79,7 +79,7 @@ func TestStolenAgreesWithTheKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 		counted := after.Steal - before.Steal
-		// The longest stall can be on the other side of each edge, and the kernel counts in hundredths of a second.
+		// The longest stall may be counted on the other side of each edge, and the kernel counts in hundredths of a second.
 		if slack := 0.02 + 2*n.LongestSeconds; n.StolenSeconds > counted+slack*float64(runtime.NumCPU()) {
 			t.Errorf("%.3f s stolen by the witness (longest %.3f s), %.2f s by the kernel", n.StolenSeconds,
 				n.LongestSeconds, counted)
@@ -102,7 +102,7 @@ func TestStolenAgreesWithTheKernel(t *testing.T) {
 	}
 }
 
-// A witness leaves nothing: no descriptor, and so no program and no event.
+// Stop closes all descriptors, so no program and no event remains.
 func TestStopGivesBack(t *testing.T) {
 	count := func() int {
 		fds, err := os.ReadDir("/proc/self/fd")
