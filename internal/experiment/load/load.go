@@ -47,9 +47,9 @@ type Result struct {
 	TargetRate     float64 `json:"target_rate"`     // per second; 0 when closed
 	Rate           float64 `json:"rate"`            // requests answered without error in the window, per second
 	Intended       int64   `json:"intended"`        // requests in the schedule
-	Sent           int64   `json:"sent"`            // of intended, started
-	Done           int64   `json:"done"`            // of sent, answered without error, drain included
-	Late           int64   `json:"late"`            // of done, answered after the window's end (in the drain)
+	Sent           int64   `json:"sent"`            // those of Intended that were started
+	Done           int64   `json:"done"`            // those of Sent that were answered without error, also in the drain
+	Late           int64   `json:"late"`            // those of Done that were answered after the window (in the drain)
 	Unfinished     int64   `json:"unfinished"`      // sent, but neither done nor failed when the drain ended
 	Connections    int     `json:"connections"`     // requested number of concurrent connections
 	MaxConnections int     `json:"max_connections"` // the most that were open at once
@@ -86,15 +86,15 @@ type Result struct {
 	Own json.RawMessage `json:"own,omitempty"`
 
 	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window
-	CPUs       float64 `json:"cpus"`        // that it could have used: its limit or affinity
+	CPUs       float64 `json:"cpus"`        // CPUs that the generator could have used: its limit or affinity
 }
 
 // mostQueued is the fraction of Done that may wait when the window of an open load ends for Done to stand for Finished.
 const mostQueued = 0.01
 
-// Answers returns how many requests were answered without error inside the window. Without Finished that is Done: as
-// many were under way when the window began as when it ended. In an open load that is unknown if a queue had grown by
-// then.
+// Answers returns how many requests were answered without error inside the window. If Finished is nil, their number is
+// Done, because as many requests are in flight when the window begins as when it ends. For an open load whose queue has
+// grown by the end, the number is unknown.
 func (r *Result) Answers() (n int64, known bool) {
 	if r.Finished != nil {
 		return *r.Finished, true
@@ -115,8 +115,7 @@ func AnswersKnown(loads map[string]Result) bool {
 }
 
 // UnderWay returns how many requests may be in flight at once when nothing queues: twice the number that Little's law
-// gives (the rate times the median time from sending to the answer), limited to what the connections of a load that has
-// any carry.
+// gives (the rate times the median time from sending to the answer), limited to MostAtOnce if the load has connections.
 func (r *Result) UnderWay() int64 {
 	h, err := r.Histogram(Service)
 	if err != nil || h == nil || r.Seconds <= 0 {

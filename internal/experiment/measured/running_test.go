@@ -78,7 +78,7 @@ func TestStallsOnASharedMachine(t *testing.T) {
 	}
 }
 
-// undisturbed returns the result of a load whose undisturbed requests all took ns nanoseconds.
+// undisturbed returns the result of a load whose requests all took ns nanoseconds, with the classification run.
 func undisturbed(t *testing.T, mode string, ns int64, run load.Running) load.Result {
 	t.Helper()
 	r := load.Result{Mode: mode, Seconds: 10, Running: &run}

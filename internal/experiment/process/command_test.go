@@ -58,12 +58,13 @@ func FuzzSplit(f *testing.F) {
 		if err != nil || len(words) != 2 || words[0].text != a || words[1].text != b {
 			t.Errorf("%q and %q are written as %s, and read as %v, %v", a, b, line, words, err)
 		}
-		_, _ = programOf(a) // it may be anything
+		_, _ = programOf(a) // the result does not matter
 		_, _ = envOf(b)
 	})
 }
 
-// FuzzOptions: any value of a setting is an error of code Usage, or makes a command that can be put into a place.
+// FuzzOptions: any value of a setting either causes an error with code Usage, or gives a command whose placeholders can
+// be replaced.
 func FuzzOptions(f *testing.F) {
 	for i, s := range Settings {
 		for _, text := range []string{
@@ -197,7 +198,7 @@ func TestInstalled(t *testing.T) {
 	if _, err := Start(none, begin, nil); !errors.Is(err, exec.ErrNotFound) {
 		t.Errorf("it is started: %v", err)
 	}
-	// A file that is no program, and has no first line that names one.
+	// A file that is neither a program nor a script with an interpreter line.
 	empty := Command{Argv: []string{"./program"}, Dir: dir}
 	if _, err := Start(empty, begin, nil); err == nil || fault.CodeOf(err) != fault.Usage {
 		t.Errorf("an empty file is started: %v", err)

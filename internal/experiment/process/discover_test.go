@@ -22,7 +22,7 @@ import (
 	"tare/test/vm/guest"
 )
 
-// ids are those of objects, negative where nobody of the command holds them.
+// ids returns the ids of objects, negative if no process of the command holds them.
 func ids(all []Object) []int {
 	list := []int{}
 	for _, o := range all {
@@ -35,8 +35,8 @@ func ids(all []Object) []int {
 	return list
 }
 
-// TestObjectsOf: what a command's processes hold is theirs, and what nobody holds is, if it came with the command and
-// is used by nobody else.
+// TestObjectsOf: objects held by a command's processes belong to the command. So does an object that no process holds,
+// if it was created after the command started and nobody else uses it.
 func TestObjectsOf(t *testing.T) {
 	guest.KernelFree(t)
 	began := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -44,7 +44,7 @@ func TestObjectsOf(t *testing.T) {
 	mine, other := []ledger.Owner{{PID: 8}, {PID: 20}}, []ledger.Owner{{PID: 8}}
 	l := &ledger.Ledger{
 		Programs: []ledger.Program{
-			{ID: 1, Owners: mine, LoadedAt: &before}, // it holds one that was there
+			{ID: 1, Owners: mine, LoadedAt: &before}, // held by the command, but loaded before it
 			{ID: 2, Owners: mine, LoadedAt: &after},
 			{ID: 3, Owners: other, LoadedAt: &after},
 			{ID: 4, LoadedAt: &after}, // pinned
@@ -52,10 +52,10 @@ func TestObjectsOf(t *testing.T) {
 			{ID: 6, LoadedAt: &after, Unloaded: true},
 			{ID: 7, LoadedAt: &after, Own: true},
 			{ID: 8, Owners: mine, Own: true},
-			{ID: 9}, // nobody knows when
+			{ID: 9}, // load time unknown
 		},
 		Maps: []ledger.Map{
-			{ID: 40, UsedBy: []uint32{4}}, // of the pinned program alone
+			{ID: 40, UsedBy: []uint32{4}}, // used only by the pinned program
 			{ID: 41, UsedBy: []uint32{4, 3}},
 			{ID: 42, HeldBy: mine, UsedBy: []uint32{3}},
 			{ID: 43, HeldBy: other, UsedBy: []uint32{2}},
@@ -63,7 +63,7 @@ func TestObjectsOf(t *testing.T) {
 			{ID: 45},
 			{ID: 46, HeldBy: mine, Inner: []uint32{45, 47}},
 			{ID: 47},
-			{ID: 48, HeldBy: other, Inner: []uint32{47}}, // shares one with somebody
+			{ID: 48, HeldBy: other, Inner: []uint32{47}}, // shares map 47 with another holder
 			{ID: 49, UsedBy: []uint32{5}},
 		},
 	}
@@ -83,7 +83,7 @@ func TestObjectsOf(t *testing.T) {
 	}
 }
 
-// loaded makes a program that uses a map, and gives copies of their descriptors for another process.
+// loaded loads a program that uses a map, and returns copies of their descriptors for another process.
 func loaded(t *testing.T, name string) (*ebpf.Program, *ebpf.Map, []*os.File) {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: name, Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -114,8 +114,8 @@ func loaded(t *testing.T, name string) (*ebpf.Program, *ebpf.Map, []*os.File) {
 	return p, m, files
 }
 
-// TestDiscover: on a real kernel, a command's processes are found wherever they went, with the program and the map that
-// one of them holds, and with a program that it left pinned.
+// TestDiscover: on a real kernel, a command's processes are found in whatever groups they are, with the program and the
+// map that one of them holds, and with a program that it left pinned.
 func TestDiscover(t *testing.T) {
 	g := group(t)
 	_, _, theirs := loaded(t, "command_held")
@@ -161,7 +161,7 @@ func TestDiscover(t *testing.T) {
 	if !has(r.PID()) || !has(child) || len(found.Processes) != 3 || found.RSS == 0 || found.RSSPeak < found.RSS {
 		t.Errorf("its processes are %+v, want %d, %d and its child", found, r.PID(), child)
 	}
-	// This test's own process holds the same ones, which takes nothing from the command.
+	// This test's process holds the same objects, which still belong to the command.
 	for what, objects := range map[string][]Object{"programs": found.Programs, "maps": found.Maps} {
 		if !slices.ContainsFunc(objects, func(o Object) bool { return o.Name == "command_held" && o.Held }) {
 			t.Errorf("its %s are %+v, without command_held", what, objects)
@@ -174,7 +174,7 @@ func TestDiscover(t *testing.T) {
 	}
 }
 
-// pin leaves a program in bpffs that no process holds.
+// pin pins a program in bpffs that no process holds.
 func pin(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
@@ -197,9 +197,9 @@ func pin(t *testing.T) {
 	_ = m.Close()
 }
 
-// TestReplaced: a program that was unloaded inside the window, after the command had loaded another of its name and
-// type, was the command's: what it ran counts, or is not known. One that was loaded later, is of another type, or went
-// without another is not.
+// TestReplaced: a program that was unloaded inside the window, after the command had loaded another with the same name
+// and type, belonged to the command: its run time counts, or is unknown. One that was loaded later, has another type,
+// or was unloaded without a replacement did not.
 func TestReplaced(t *testing.T) {
 	start := time.Now()
 	at := func(seconds int) *time.Time { return new(start.Add(time.Duration(seconds) * time.Second)) }
@@ -210,7 +210,7 @@ func TestReplaced(t *testing.T) {
 		{ID: 3, Name: "a", Type: "kprobe", LoadedAt: at(-5), Unloaded: true},
 		{ID: 4, Name: "b", Type: "xdp", LoadedAt: at(-5), Unloaded: true},
 		{ID: 5, Name: "c", Type: "xdp", LoadedAt: at(-9), Owners: mine},
-		{ID: 6, Name: "c", Type: "xdp", LoadedAt: at(-10), Unloaded: true}, // what has its name was there already
+		{ID: 6, Name: "c", Type: "xdp", LoadedAt: at(-10), Unloaded: true}, // its namesake was loaded before
 		{ID: 7, Name: "a", Type: "xdp", LoadedAt: at(2), Unloaded: true},
 	}}
 	want := []Object{{ID: 2, Name: "a", Held: true}, {ID: 5, Name: "c", Held: true}, {ID: 1, Name: "a", Replaced: true}}
@@ -220,7 +220,8 @@ func TestReplaced(t *testing.T) {
 }
 
 // TestEndedSince: what a process held at the edge belongs to the command if the process did then, although it has ended
-// since. If nobody knows whose a process that has ended was, the command's objects may be incomplete.
+// since. If it is unknown whether a process that has ended belonged to the command, the command's objects may be
+// incomplete.
 func TestEndedSince(t *testing.T) {
 	old := exec.Command("true")
 	if err := old.Run(); err != nil {

@@ -13,7 +13,7 @@ import (
 	"tare/test/vm/guest"
 )
 
-// userFile writes a file as a user has it.
+// userFile writes a configuration file, as a user would.
 func userFile(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -23,7 +23,8 @@ func userFile(t *testing.T, name, text string) string {
 	return path
 }
 
-// TestFiles: a user's configuration is written with the values of the trial, and all that is no placeholder stays.
+// TestFiles: a user's configuration is written with the values of the trial, and everything that is not a placeholder
+// is unchanged.
 func TestFiles(t *testing.T) {
 	guest.KernelFree(t)
 	const text = "bind {address}\nport {port}\nserver s {web.address} # {web.host} {web.port}\n" +
@@ -52,7 +53,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestBadFiles: what cannot be used is an error of the user's, before anything is started where that can be known.
+// TestBadFiles: an unusable file is a usage error, before anything is started if that can be known.
 func TestBadFiles(t *testing.T) {
 	guest.KernelFree(t)
 	good := userFile(t, "a.cfg", "{port}")
@@ -95,7 +96,7 @@ func TestBadFiles(t *testing.T) {
 	}
 }
 
-// TestConnections: a connection is seen by the port of either end while it is open and after it was closed.
+// TestConnections: a connection is found by the port of either end, while it is open and after it was closed.
 func TestConnections(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

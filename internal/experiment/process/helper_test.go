@@ -17,7 +17,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// TestMain lets the test binary take the way into a control group, as tare does when it starts itself again.
+// TestMain lets the test binary enter a control group, as tare does when it executes itself.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == placement.EnterCommand {
 		err := placement.Enter(os.Args[2:])
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 
 func begin(c *exec.Cmd) error { return c.Start() }
 
-// options makes a command of settings, for a free port.
+// options returns the command for settings, with a free port.
 func options(t *testing.T, v param.Values) Command {
 	t.Helper()
 	c, err := OptionsOf(v)
@@ -42,13 +42,13 @@ func options(t *testing.T, v param.Values) Command {
 	return c
 }
 
-// shell is a command that is a shell script.
+// shell returns a command that runs a shell script.
 func shell(t *testing.T, script string) Command {
 	t.Helper()
 	return options(t, param.Values{"command": "sh -c " + quote(script), "ready-timeout": "30s"})
 }
 
-// ends collects the end of a command, of which there is one at most.
+// ends collects the unexpected ends of a command, of which there is at most one.
 type ends struct {
 	mu  sync.Mutex
 	all []error
@@ -64,7 +64,7 @@ func (e *ends) add(err error) {
 	e.got <- struct{}{}
 }
 
-// one waits for the end and gives its error.
+// one waits for the end and returns its error.
 func (e *ends) one(t *testing.T) error {
 	t.Helper()
 	select {
@@ -75,7 +75,7 @@ func (e *ends) one(t *testing.T) error {
 	return e.all[0]
 }
 
-// none is the check that a command did not end by itself.
+// none checks that a command did not end unexpectedly.
 func (e *ends) none(t *testing.T) {
 	t.Helper()
 	e.mu.Lock()
@@ -99,7 +99,7 @@ func start(t *testing.T, c Command) (*Running, *ends) {
 // trees counts the trees of control groups, to give each a different name.
 var trees atomic.Int64
 
-// group is a control group to start commands in.
+// group creates a control group to start commands in.
 func group(t *testing.T) *placement.Group {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -125,7 +125,7 @@ func group(t *testing.T) *placement.Group {
 	return g
 }
 
-// dirOf is a directory of a group, in whatever hierarchy there is.
+// dirOf returns the directory of a group in one of the hierarchies.
 func dirOf(t *testing.T, g *placement.Group) string {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -143,7 +143,7 @@ func dirOf(t *testing.T, g *placement.Group) string {
 	return dir
 }
 
-// gonePID waits until a process has ended: to be killed is not to have ended yet.
+// gonePID waits until a process has ended, because a killed process may not have ended yet.
 func gonePID(t *testing.T, pid int) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {

@@ -57,7 +57,7 @@ func TestParseTarget(t *testing.T) {
 	}
 }
 
-// FuzzParseTarget: a target is read back as it is written.
+// FuzzParseTarget: a target that is formatted and parsed again is the same.
 func FuzzParseTarget(f *testing.F) {
 	longest := "unit:" + strings.Repeat("x", 255) // bytes of a unit's name, with its suffix
 	for _, seed := range []string{"pid:1", "cgroup:/a//b", "cgroup:/ /", "unit:x", longest,
@@ -78,8 +78,8 @@ func FuzzParseTarget(f *testing.F) {
 	})
 }
 
-// machine is a machine with v2 control groups as a tree of files: groups with their processes, of which the parents are
-// given by number.
+// machine creates a tree of files for a machine with v2 control groups: groups with their processes by PID, and the
+// PIDs of parents.
 func machine(t *testing.T, groups map[string][]int, parents map[int]int) Finder {
 	t.Helper()
 	root := t.TempDir()
@@ -116,7 +116,7 @@ func machine(t *testing.T, groups map[string][]int, parents map[int]int) Finder 
 	return Finder{Layout: l, Proc: proc.FS{Root: root}, Self: 99}
 }
 
-// literal is the group of a container whose runtime took systemd's notation for the name of a directory.
+// literal is the group of a container whose runtime used systemd's notation as the name of a directory.
 var literal = "/system.slice/containerd.service/" +
 	"kubepods-pod36b6d6be_73b1_4506_9af3_69b3985edafa.slice:cri-containerd:" + strings.Repeat("c", 64)
 
@@ -141,7 +141,7 @@ func usualMachine(t *testing.T) Finder {
 	}, map[int]int{51: 50, 52: 50, 61: 60, 99: 90, 91: 90, 2: -1})
 }
 
-// TestFind: what is named is found with its group and its processes, and nothing is touched.
+// TestFind: a named target is found with its group and its processes, and nothing is changed.
 func TestFind(t *testing.T) {
 	guest.KernelFree(t)
 	f := usualMachine(t)
@@ -151,7 +151,7 @@ func TestFind(t *testing.T) {
 	}{
 		"pid:50":                                 {"/system.slice/nginx.service", []int{50, 51, 52}},
 		"pid:51":                                 {"", []int{51}}, // its parent is in the same group
-		"pid:91":                                 {"", []int{91}}, // tare too
+		"pid:91":                                 {"", []int{91}}, // tare is in the same group
 		"cgroup:/system.slice/nginx.service":     {"/system.slice/nginx.service", []int{50, 51, 52}},
 		"cgroup:/system.slice/nginx.service/sub": {"/system.slice/nginx.service/sub", []int{52}},
 		"unit:nginx":                             {"/system.slice/nginx.service", []int{50, 51, 52}},
@@ -181,7 +181,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestNotFound: what is gone, is not one thing, or is tare itself, is told as that.
+// TestNotFound: errors distinguish a target that is gone, one that is ambiguous, and tare itself.
 func TestNotFound(t *testing.T) {
 	guest.KernelFree(t)
 	f := usualMachine(t)
@@ -215,13 +215,13 @@ func TestNotFound(t *testing.T) {
 	}
 }
 
-// TestThread: a thread, which /proc has a directory for as well, is not taken for a process: what it has started and
-// what it uses are its process's.
+// TestThread: a thread, which has a directory in /proc too, is not mistaken for a process: its children and its CPU
+// time belong to its process.
 func TestThread(t *testing.T) {
 	tids := make(chan int)
 	over := make(chan struct{})
 	defer close(over)
-	for range 2 { // one of them at least is not the first thread
+	for range 2 { // at least one of them is not the first thread
 		go func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
@@ -244,7 +244,7 @@ func TestThread(t *testing.T) {
 	}
 }
 
-// TestGone: what goes away while it is observed is said to.
+// TestGone: an error says if a target disappears while it is observed.
 func TestGone(t *testing.T) {
 	guest.KernelFree(t)
 	f := usualMachine(t)
@@ -260,7 +260,7 @@ func TestGone(t *testing.T) {
 		}
 		all = append(all, e)
 	}
-	// The process has another's number now, the unit has no process, the container's group has gone.
+	// Another process has the PID, the unit has no process, and the container's group is gone.
 	other := filepath.Join(f.Proc.Root, "proc/70/stat")
 	text, err := os.ReadFile(other)
 	if err != nil {
@@ -284,7 +284,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestObserve: a process of this machine is observed by its number and by its group, and runs on.
+// TestObserve: a process of this machine is observed by its PID and by its group, and continues to run.
 func TestObserve(t *testing.T) {
 	g := group(t)
 	cmd := exec.Command("sleep", "60")
@@ -329,7 +329,7 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// watched is what is observed of a group, with the watch begun.
+// watched returns the observed target for a group, with the watch started.
 func watched(t *testing.T, g *placement.Group) *Existing {
 	t.Helper()
 	l, err := cgroup.Discover(cgroup.Roots{})
@@ -358,8 +358,8 @@ func moveTo(t *testing.T, g *placement.Group, pid int) {
 	}
 }
 
-// TestStrays: what a process of an observed group has started and is in another group is named, even if its parent has
-// ended, unless this process comes from it.
+// TestStrays: a process that was started from an observed group and is in another group is named, even if its parent
+// has ended, unless it is this process or an ancestor of it.
 func TestStrays(t *testing.T) {
 	g, other := group(t), group(t)
 	cmd := exec.Command("sh", "-c", "sleep 60 & sleep 60 & wait")
@@ -393,7 +393,7 @@ func TestStrays(t *testing.T) {
 	if why := e.Unseen(); (why == "") != (e.watch.Unseen() == nil) {
 		t.Errorf("what leaves is not seen: %q", why)
 	}
-	withFirst := *e // as if it were the group of the first process, whose children are not watched
+	withFirst := *e // as if PID 1, whose children are not watched, were in the group
 	withFirst.PIDs = append([]int{1}, e.PIDs...)
 	if why := withFirst.Unseen(); !strings.Contains(why, "may not be known") || !strings.Contains(why, "it holds PID 1") {
 		t.Errorf("beside PID 1: %q", why)
@@ -420,8 +420,8 @@ func TestStrays(t *testing.T) {
 	}
 }
 
-// TestStartedAgain: what is observed and was started again while it was, in a group that was made again under the same
-// name, is not taken for what was there before: its counters began anew.
+// TestStartedAgain: if the target was restarted while it was observed, in a group that was created again under the same
+// name, it is not mistaken for the earlier one, because its counters started from 0.
 func TestStartedAgain(t *testing.T) {
 	g, other := group(t), group(t)
 	cmd := exec.Command("sleep", "60")
@@ -446,8 +446,8 @@ func TestStartedAgain(t *testing.T) {
 	}
 }
 
-// TestStraysOfUnit: what a service has left behind in another group, in a separate session and without a parent, is
-// known by the variable that systemd gives to all of it.
+// TestStraysOfUnit: a process that a service left in another group, in a separate session and without a parent, is
+// recognized by the variable that systemd sets for all processes of the service.
 func TestStraysOfUnit(t *testing.T) {
 	g, other := group(t), group(t)
 	cmd := exec.Command("sh", "-c", `(setsid sh -c 'echo $$; exec sleep 60 >/dev/null' &); exec sleep 60`)

@@ -44,7 +44,7 @@ func pidIn(t *testing.T, file string) int {
 	return 0
 }
 
-// TestLife: a server is waited for, found where it listens, told to end, and leaves nobody behind.
+// TestLife: a server becomes ready, is found where it listens, ends when asked to, and leaves no processes behind.
 func TestLife(t *testing.T) {
 	c := options(t, param.Values{
 		"command": `python3 -u -m http.server --bind 127.0.0.1 {port}`, "dir": "{dir}", "env": "WHO=me",
@@ -74,13 +74,13 @@ func TestLife(t *testing.T) {
 	mustBeReady(t, r)
 }
 
-// TestReadyConditions: each condition is waited for, and a command is not ready before. How far a command comes in a
-// given time is up to the machine.
+// TestReadyConditions: each condition is waited for, and a command is not ready before. How far a command gets in a
+// given time depends on the machine.
 func TestReadyConditions(t *testing.T) {
 	for _, k := range []struct {
 		name, script string
 		v            param.Values
-		ran          time.Duration // at least; 0 where the command makes a file before
+		ran          time.Duration // at least; 0 if the command creates a file before
 	}{
 		{"a line of standard error", `sleep 0.1; echo starting; touch done; echo "Ready." >&2; exec sleep 60`,
 			param.Values{"ready-line": `^Ready\.$`}, 0},
@@ -110,7 +110,7 @@ func TestReadyConditions(t *testing.T) {
 	}
 }
 
-// TestWithoutConditions: a server is ready as soon as it listens, though it says nothing and nobody said that it would.
+// TestWithoutConditions: without conditions, a server is ready as soon as it listens, even if it prints nothing.
 func TestWithoutConditions(t *testing.T) {
 	if err := (Command{Argv: []string{"python3"}}).Installed(); err != nil {
 		t.Skipf("needs a server that is not ours: %v", err)
@@ -134,7 +134,7 @@ func TestWithoutConditions(t *testing.T) {
 	}
 }
 
-// TestOffered: a program whose sockets are not to be seen from here is ready when it answers where it was told to be.
+// TestOffered: a program whose sockets cannot be seen from here is ready when it answers at the offered address.
 func TestOffered(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -145,7 +145,7 @@ func TestOffered(t *testing.T) {
 		c := shell(t, "exec sleep 60")
 		c.Ready.Listen, c.Ready.Offered = true, at
 		if !ready {
-			c.ReadyTimeout = speed.Scale(300 * time.Millisecond) // in which it tries
+			c.ReadyTimeout = speed.Scale(300 * time.Millisecond) // time for attempts to connect
 		}
 		r, _ := start(t, c)
 		err := r.Ready(t.Context())
@@ -156,10 +156,11 @@ func TestOffered(t *testing.T) {
 	}
 }
 
-// untilSleep waits, in a shell, until its last child has become sleep, by which name it is known then.
+// untilSleep waits, in a shell, until its last child has executed sleep, so that its name is sleep.
 const untilSleep = `until read comm < /proc/$!/comm && [ $comm = sleep ]; do sleep 0.01; done`
 
-// closed is an address at which nothing listens while the test runs: its port is bound, so no other process gets it.
+// closed returns an address at which nothing listens while the test runs: its port is bound, so no other process gets
+// it.
 func closed(t *testing.T) string {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -177,9 +178,9 @@ func closed(t *testing.T) string {
 	return fmt.Sprintf("127.0.0.1:%d", at.(*unix.SockaddrInet4).Port)
 }
 
-// TestFailures: what goes wrong is told with its status, its last words and what to do, and nothing is left behind.
+// TestFailures: an error has the exit status, the last lines of output and a hint, and nothing is left behind.
 func TestFailures(t *testing.T) {
-	limit := speed.Scale(time.Second).String() // in which it looks whether they are ready
+	limit := speed.Scale(time.Second).String() // time for checks whether they are ready
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +266,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestBeforehand: what would make a command look ready before it is, is refused.
+// TestBeforehand: a command is not started if it would appear ready from the beginning.
 func TestBeforehand(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -286,7 +287,7 @@ func TestBeforehand(t *testing.T) {
 	refused(t, c, "the working directory of sh is not a directory")
 }
 
-// refused is the check that a command is not started, for a reason that its user can remove.
+// refused checks that a command is not started, with an error that its user can fix.
 func refused(t *testing.T, c Command, says string) {
 	t.Helper()
 	_, err := Start(c, begin, nil)
@@ -310,7 +311,7 @@ func TestNeverReady(t *testing.T) {
 	}
 }
 
-// TestInterrupted: the end of the context is reported as such.
+// TestInterrupted: if the context ends, the error is its cause.
 func TestInterrupted(t *testing.T) {
 	c := shell(t, "exec sleep 60")
 	c.Ready.After = time.Hour
@@ -323,7 +324,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestEndings: how a command ends, by itself and when it is asked to.
+// TestEndings: commands end unexpectedly, and when asked to.
 func TestEndings(t *testing.T) {
 	up := regexp.MustCompile("^up$")
 	c := shell(t, "sleep 0.1; echo result; exit 0")
@@ -362,7 +363,7 @@ func TestEndings(t *testing.T) {
 		t.Error("one that has ended is killed once more")
 	}
 
-	// A wrapper that only waits for the real program does not keep it from ending in peace.
+	// A wrapper that only waits for the real program does not keep that from ending normally.
 	c = shell(t, `trap : TERM; sh -c 'trap "echo bye; exit" TERM; echo up; while :; do sleep 0.01; done'; wait`)
 	c.Capture, c.Ready.Line = 100, up
 	r, _ = start(t, c)
@@ -398,7 +399,7 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 }
 
-// TestCapture: the end of what is written is kept, and what was dropped is counted, however much there is.
+// TestCapture: the end of the output is kept, and the number of dropped bytes is counted, however large the output is.
 func TestCapture(t *testing.T) {
 	c := shell(t, `i=0; while [ $i -lt 20000 ]; do echo "line $i"; i=$((i+1)); done; yes x | head -c 3000000 >&2`)
 	c.Capture, c.Finishes = 1000, true
@@ -420,7 +421,7 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// TestParseListener: a line of /proc/net/tcp is read as the kernel prints it on this machine.
+// TestParseListener: a line of /proc/net/tcp is parsed as the kernel of this machine prints it.
 func TestParseListener(t *testing.T) {
 	for _, c := range []struct {
 		network, address string
@@ -449,7 +450,7 @@ func TestParseListener(t *testing.T) {
 	}
 }
 
-// FuzzParseListener: any line is read or not, and what is read is an address.
+// FuzzParseListener: any line is either rejected or gives a valid address.
 func FuzzParseListener(f *testing.F) {
 	f.Add("   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1 0 100")
 	f.Add("  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode")
@@ -460,7 +461,7 @@ func FuzzParseListener(f *testing.F) {
 	})
 }
 
-// TestStartError: where it cannot be started, nothing is left open.
+// TestStartError: if a command cannot be started, nothing is left open.
 func TestStartError(t *testing.T) {
 	guest.KernelFree(t)
 	broken := errors.New("no room")

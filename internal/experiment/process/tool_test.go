@@ -12,8 +12,8 @@ import (
 	"tare/internal/workloads/load/command/tool"
 )
 
-// TestRealTool: a load generator that is installed runs to its end as a command, and what it printed is read and agrees
-// with what the server counted.
+// TestRealTool: an installed load generator runs to its end as a command, and its output is parsed and agrees with the
+// server's count.
 func TestRealTool(t *testing.T) {
 	for _, c := range []struct{ line, tool string }{
 		{"wrk -t1 -c1 -d{seconds}s --latency http://{address}/", "wrk"},
@@ -49,7 +49,7 @@ func TestRealTool(t *testing.T) {
 			if err != nil || cut != 0 {
 				t.Fatalf("%v, without %d bytes", err, cut)
 			}
-			// Some warm up first, and what the end of the run cuts off was served as well.
+			// Some tools warm up first, and requests cut off at the end of the run were served too.
 			const more = 10
 			if n := *reading.Requests; reading.Tool != c.tool || n < 10 || n > served.Load() || n < served.Load()-more {
 				t.Errorf("%s says that it made %d requests, of which %d were served", reading.Tool, n, served.Load())

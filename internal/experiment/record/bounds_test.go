@@ -55,7 +55,7 @@ func TestSizeOf(t *testing.T) {
 	}
 }
 
-// stalls are many stalls, each of some hundred bytes in a line.
+// stalls returns a ledger with n stalls, each of which takes a few hundred bytes in a line.
 func stalls(n int) *ledger.Ledger {
 	l := &ledger.Ledger{Noise: &ledger.Noise{StallsOmitted: 1}}
 	for i := range n {
@@ -65,7 +65,7 @@ func stalls(n int) *ledger.Ledger {
 	return l
 }
 
-// What a trial has to tell beyond the bounds is left out, step by step, so that every line that is written can be read.
+// Parts of a trial beyond the bounds are left out, step by step, so that every line that is written can be read.
 func TestAppendFitsWhatItWrites(t *testing.T) {
 	huge := json.RawMessage(`"` + strings.Repeat("z", maxTrialBytes) + `"`)
 	nodes := func(n, stalled int, cgroups int) (all []NodeTrial) {
@@ -81,7 +81,7 @@ func TestAppendFitsWhatItWrites(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		change  func(*Trial)
-		without []string // of the warnings
+		without []string // parts that the warnings name as left out
 		failed  string
 	}{
 		{"small", func(t *Trial) { t.Ledger = stalls(10) }, nil, ""},
@@ -153,7 +153,7 @@ func TestAppendFitsWhatItWrites(t *testing.T) {
 	}
 }
 
-// A run directory that is full keeps what it has, and can be read.
+// A full run directory accepts no more trials, and can still be read.
 func TestAppendRefusesMoreThanCanBeRead(t *testing.T) {
 	for name, fill := range map[string]func(*Writer){
 		"lines":  func(w *Writer) { w.lines = MaxAttempts },
@@ -181,7 +181,7 @@ func TestAppendRefusesMoreThanCanBeRead(t *testing.T) {
 	}
 }
 
-// manyFactors are n factors whose names and levels have so many bytes in all, with an arm of testRun.
+// manyFactors returns n factors whose names and levels have the given number of bytes in all, with an arm of testRun.
 func manyFactors(n, bytes int) map[string]string {
 	all := map[string]string{}
 	bytes -= len(Direct)
@@ -194,7 +194,7 @@ func manyFactors(n, bytes int) map[string]string {
 	return all
 }
 
-// A trial whose factors are beyond the bounds is neither written nor read.
+// A trial whose factors exceed the bounds is neither written nor read.
 func TestFactorsOfTrials(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -240,7 +240,7 @@ func TestFactorsOfTrials(t *testing.T) {
 	}
 }
 
-// A run that could not be read is refused before its first trial.
+// A run that could not be read back is rejected before its first trial.
 func TestCreateRefusesWhatCannotBeRead(t *testing.T) {
 	plan := func(n, levels int) Run {
 		r := testRun(n)

@@ -13,8 +13,8 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// TestContinue: a copy of a run directory that was begun goes on where it ended, in any pieces, and belongs to its run
-// alone.
+// TestContinue: an unfinished copy of a run directory continues where it ended, in pieces of any size, and accepts only
+// its own run.
 func TestContinue(t *testing.T) {
 	run := Run{Schema: RunSchema, ID: "one", Plan: []PlannedTrial{{Arm: Direct}, {Index: 1, Arm: Direct}}}
 	of := filepath.Join(t.TempDir(), "of")
@@ -82,7 +82,7 @@ func TestContinue(t *testing.T) {
 	}
 }
 
-// In a directory that others can write to, nothing is opened: a pipe would make Continue wait, and a file can be as
+// In a directory that others can write to, nothing is opened: Continue would wait for a pipe, and a file can be as
 // large as its owner likes.
 func TestContinueHostile(t *testing.T) {
 	at := func(name string) string { return filepath.Join(t.TempDir(), name) }
@@ -112,7 +112,7 @@ func TestContinueHostile(t *testing.T) {
 	}
 }
 
-// TestContinueKeepsNothingOpen: an empty directory is one that Create takes over.
+// TestContinueKeepsNothingOpen: Continue takes over an empty directory, and after Close no descriptor of it is open.
 func TestContinueKeepsNothingOpen(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "empty")
 	if err := os.Mkdir(dir, 0o700); err != nil {

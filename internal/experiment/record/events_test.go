@@ -38,7 +38,7 @@ func TestMergeEvents(t *testing.T) {
 			t.Errorf("with a count missing: got %+v, want %+v", got, want)
 		}
 	}
-	pods := &Events{Generated: 3, Delivered: new(int64(2))} // nothing but the load counts there
+	pods := &Events{Generated: 3, Delivered: new(int64(2))} // in pods only the load counts events
 	sum := &Events{Generated: 6, Delivered: new(int64(4))}
 	if got := MergeEvents([]*Events{pods, pods}); !reflect.DeepEqual(got, sum) {
 		t.Errorf("in pods: %+v", got)

@@ -60,7 +60,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestTorn cuts the trials file at every byte, as a crash could: what is whole is read, and the rest is said.
+// TestTorn cuts the trials file at every byte, as a crash could: whole lines are read, and the rest is reported.
 func TestTorn(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	write(t, dir, 3, 3)
@@ -79,7 +79,7 @@ func TestTorn(t *testing.T) {
 		}
 		whole := strings.Count(string(data[:cut]), "\n")
 		if cut+1 < len(data) && data[cut] == '\n' {
-			whole++ // the line is whole but for its end
+			whole++ // the line is whole except for its line feed
 		}
 		if cut == len(data)-1 {
 			whole = 3
@@ -135,8 +135,8 @@ func TestReadFaults(t *testing.T) {
 	}
 }
 
-// TestStrangers: a trial that is not the run's own makes the record unreadable, with its line and what is wrong with
-// it, instead of a report on two runs as if they were one.
+// TestStrangers: a trial of another run makes the record unreadable, with an error that names the line and the
+// difference, instead of a report on two runs as if they were one.
 func TestStrangers(t *testing.T) {
 	other := func(change func(*Trial)) Trial {
 		trial := testTrial(1)
@@ -217,8 +217,8 @@ func TestCreateRefusesFullDirectory(t *testing.T) {
 	}
 }
 
-// TestDiskFull fills a small disk of its own: the fault names the path, and the trials before it are kept.
-// TestCreateAtOnce has several runs find one directory empty: one gets it, and what it wrote is its own.
+// TestCreateAtOnce lets several runs find one directory empty: exactly one gets it, and the files are those of that
+// run.
 func TestCreateAtOnce(t *testing.T) {
 	for range 50 {
 		dir := filepath.Join(t.TempDir(), "run")
@@ -253,7 +253,7 @@ func TestCreateAtOnce(t *testing.T) {
 	}
 }
 
-// TestReadNoFile puts what is no file, or has no end, into the place of each file.
+// TestReadNoFile replaces each file with something that is not a regular file, or has no end.
 func TestReadNoFile(t *testing.T) {
 	for _, name := range []string{RunFile, TrialsFile} {
 		for _, c := range []struct {
@@ -278,6 +278,7 @@ func TestReadNoFile(t *testing.T) {
 	}
 }
 
+// TestDiskFull fills a small disk: the error names the path, and the trials written before are kept.
 func TestDiskFull(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to mount a small disk")
@@ -301,7 +302,7 @@ func TestDiskFull(t *testing.T) {
 	}
 	t.Cleanup(func() { w.Close() })
 	trial := testTrial(0)
-	// several trials to a page, so the failure comes in the middle of a line
+	// Several trials fit on a page, so the failure comes in the middle of a line.
 	trial.Validity.Failed = strings.Repeat("x", 1500)
 	n := 0
 	for ; n < 100; n++ {
@@ -346,8 +347,8 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// A directory that somebody else may write to is refused: a link there, at the place of a file of the run, would be
-// written through with the run's privileges.
+// A directory that others may write to is rejected: a symbolic link in the place of a file of the run would be written
+// through with the run's privileges.
 func TestCreateRefusesDirectoriesOfOthers(t *testing.T) {
 	for name, prepare := range map[string]func(dir string) error{
 		"another user": func(dir string) error { return os.Chown(dir, 65534, 65534) },
@@ -374,7 +375,8 @@ func TestCreateRefusesDirectoriesOfOthers(t *testing.T) {
 	}
 }
 
-// Files are written in the directory that was made, through no link, whatever becomes of the directories above it.
+// Files are written in the directory that was created, without following links, whatever happens to the directories
+// above it.
 func TestWriterFollowsNoLinks(t *testing.T) {
 	base := t.TempDir()
 	dir, victim := filepath.Join(base, "run"), filepath.Join(base, "victim")
@@ -416,7 +418,7 @@ func TestWriterFollowsNoLinks(t *testing.T) {
 	}
 }
 
-// Levels that differ have different keys, whatever their text: nothing in it can pass for the end of a name.
+// Different levels have different keys, whatever their text: no text in a level can be mistaken for the end of a name.
 func TestLevelKey(t *testing.T) {
 	seen := map[string]map[string]string{}
 	for _, level := range []map[string]string{

@@ -12,7 +12,7 @@ import (
 	"tare/test/started"
 )
 
-// TestEndWithoutEOF: the end of a child is noticed though something that it started holds its output open.
+// TestEndWithoutEOF: the end of a child is noticed even if a process that it started holds its output open.
 func TestEndWithoutEOF(t *testing.T) {
 	argv := []string{"sh", "-c", "sleep 300 & exec sleep 300"}
 	failed := make(chan error, 1)
@@ -36,7 +36,7 @@ func TestEndWithoutEOF(t *testing.T) {
 	p.Stop()
 }
 
-// TestSilence: who waits in vain for a child's message is told what the child does instead.
+// TestSilence: the error about a missing message of a child describes what the child is doing.
 func TestSilence(t *testing.T) {
 	p, err := Launch("mute", []string{"sleep", "300"}, (*exec.Cmd).Start, func(error) {})
 	if err != nil {
@@ -53,7 +53,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestHang: a role of this binary that hangs says where.
+// TestHang: for a role of this binary that hangs, the error says where.
 func TestHang(t *testing.T) {
 	t.Setenv(hangs, "1")
 	p, err := Launch("stuck", []string{os.Args[0]}, (*exec.Cmd).Start, func(err error) { t.Error(err) })
@@ -67,7 +67,7 @@ func TestHang(t *testing.T) {
 	err = p.Result(t.Context(), time.Second, nil) // deadline under test
 	for _, want := range []string{
 		"[chan receive] tare/internal/experiment/role.hang",
-		"[IO wait] tare/internal/experiment/role.(*Conn).Receive", // and not in a system call
+		"[IO wait] tare/internal/experiment/role.(*Conn).Receive", // waits in Go's poller, not in a system call
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
@@ -75,7 +75,7 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// hangs is the variable that has this test's binary be a role that hangs when it is ready.
+// hangs is the variable that makes the test binary run as a role that hangs once it is ready.
 const hangs = "TARE_TEST_HANGS"
 
 func TestMain(m *testing.M) {

@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// TestRemote: a role at the other end of a connection is spoken with as a process is.
+// TestRemote: a role at the other end of a connection is used in the same way as a process.
 func TestRemote(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		role func(*Conn, net.Conn) error // its error is said
-		ends string                      // what is said of its end; empty: nothing
+		role func(*Conn, net.Conn) error // its error is reported
+		ends string                      // reported when it ends; empty: nothing
 	}{
 		{"to its end", func(c *Conn, _ net.Conn) error {
 			run := func(_ context.Context, s Schedule) (int64, error) { return s.Duration, nil }
@@ -70,7 +70,7 @@ func TestRemote(t *testing.T) {
 	}
 }
 
-// A result of many empty values is refused before it takes memory.
+// A result with many empty values is rejected before it takes memory.
 func TestDecodeHostile(t *testing.T) {
 	var result struct {
 		Slices []struct{ Done, P50, P99 int64 } `json:"slices"`

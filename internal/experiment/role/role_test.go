@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestPlay: what is served ends with the parent's end of the pipe, and only what went wrong is an error.
+// TestPlay: serving ends when the parent closes the pipe, which is not an error.
 func TestPlay(t *testing.T) {
 	broken := errors.New("broken")
 	wait := func(ctx context.Context) error { <-ctx.Done(); return nil }
@@ -35,7 +35,7 @@ func TestPlay(t *testing.T) {
 	}
 }
 
-// TestConn: what one end sends the other expects, in order, with errors as they were.
+// TestConn: one end receives the messages that the other sent, in order, and errors with their text and code.
 func TestConn(t *testing.T) {
 	r, w := io.Pipe()
 	from, to := NewConn(r, io.Discard), NewConn(strings.NewReader(""), w)
@@ -58,7 +58,7 @@ func TestConn(t *testing.T) {
 	}
 }
 
-// TestEndlessMessage: a message without an end is an error, and does not fill the memory.
+// TestEndlessMessage: a message without an end causes an error, and does not fill the memory.
 func TestEndlessMessage(t *testing.T) {
 	_, err := NewConn(endless{}, io.Discard).Receive()
 	if err == nil || !strings.Contains(err.Error(), "more than 32 MiB") {
@@ -85,8 +85,8 @@ type broken struct{}
 
 func (broken) Error() string { return "it broke" }
 
-// TestWork: a load says ready, runs by the schedule, and stays with its result until the parent goes; the parent may go
-// at any time.
+// TestWork: a load sends ready, runs by the schedule, and stays with its result until the parent closes the pipe, which
+// it may do at any time.
 func TestWork(t *testing.T) {
 	broken := errors.New("broken")
 	for name, c := range map[string]struct {
@@ -117,7 +117,7 @@ func TestWork(t *testing.T) {
 			t.Errorf("%s: it said %s", name, said)
 		}
 	}
-	input, keep := io.Pipe() // the parent stays: what went wrong is told
+	input, keep := io.Pipe() // the parent stays, so errors are sent
 	defer keep.Close()
 	go func() { _ = NewConn(strings.NewReader(""), keep).Send(Start, Schedule{}) }()
 	if err := Work(t.Context(), NewConn(input, io.Discard), "here",

@@ -9,13 +9,13 @@ import (
 	"testing"
 )
 
-// TestWorkThenStalls: a load that was promised stalls gives no result before it has them, one that was not gives it at
-// once, and a parent that goes in between is no error.
+// TestWorkThenStalls: a load whose schedule announces stalls sends its result only after it got them; another sends it
+// at once. If the parent closes the pipe in between, that is not an error.
 func TestWorkThenStalls(t *testing.T) {
 	for name, c := range map[string]struct {
 		start  Schedule
 		stalls any
-		goes   bool // the parent goes instead of telling
+		goes   bool // the parent closes the pipe instead of sending stalls
 		says   string
 		want   string // the error
 	}{
@@ -69,7 +69,7 @@ func TestWorkThenStalls(t *testing.T) {
 	}
 }
 
-// TestFinishFails: what fails in the end is told, as what fails in the run is.
+// TestFinishFails: an error of the last step is sent, like one of the run.
 func TestFinishFails(t *testing.T) {
 	broken := errors.New("broken")
 	input, keep := io.Pipe()

@@ -2,7 +2,8 @@ package role
 
 import "testing"
 
-// TestWants: the schedule of a process with another clock is by that clock; what a message takes makes no other clock.
+// TestWants: the schedule of a process with another clock is converted to that clock; the time that a message takes
+// does not count as a difference of clocks.
 func TestWants(t *testing.T) {
 	for name, c := range map[string]struct{ clock, heard, want int64 }{
 		"the same clock":        {5e12, 5e12 + 3e6, 7e12},

@@ -20,8 +20,8 @@ factors: {client.count: [3, 4]}
 quick: {arms: [heavy]}
 `
 
-// TestCopies: every copy has an even part of what they share, all of it is dealt out, and each load goes to an
-// application of its own as far as there are any.
+// TestCopies: what copies share is divided evenly and completely among them, and each load goes to a separate
+// application as long as there are enough.
 func TestCopies(t *testing.T) {
 	s := mustParse(t, copiesSpec).At(Level{"client.count": "4"}).WithCopies()
 	for name, want := range map[string]string{"client_1": "3 app_1", "client_2": "3 app_2", "client_3": "2 app_3",
@@ -79,8 +79,8 @@ func TestQuickArms(t *testing.T) {
 	}
 }
 
-// TestCases: a factor with cases sets several settings at each level, leaves out parts of which there are none, and
-// reads the same from the resolved spec.
+// TestCases: a factor with cases sets several settings at each level, omits parts with count 0, and parses the same
+// from the resolved spec.
 func TestCases(t *testing.T) {
 	const text = `name: cases
 question: q

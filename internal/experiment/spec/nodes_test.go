@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// TestCheckShare: a limit above the CPUs of a node is refused where the spec has the part, at any level.
+// TestCheckShare: a limit above the CPUs of a node is rejected with the position of the part in the spec, at any level.
 func TestCheckShare(t *testing.T) {
 	const head = "name: x\nquestion: Q?\napplications:\n  server:\n    kind: http\n    count: 2\n    limits: " +
 		"{cpus: 0.5}\n" +
@@ -17,7 +17,7 @@ func TestCheckShare(t *testing.T) {
 	for _, c := range []struct {
 		name, spec string
 		cpus       float64
-		want       string // empty: it may be
+		want       string // empty: accepted
 	}{
 		{"no limit of the node", head, 0, ""},
 		{"just as much, for each copy", head, 0.25, ""},

@@ -70,7 +70,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestResolvedIsSpec holds the promise of run.json: the resolved spec runs again and means the same.
+// TestResolvedIsSpec: the resolved spec in run.json can be run again and has the same meaning.
 func TestResolvedIsSpec(t *testing.T) {
 	s, err := Parse("sweep.yaml", []byte(goodSpec), testFeatures)
 	if err != nil {
@@ -90,7 +90,7 @@ func TestResolvedIsSpec(t *testing.T) {
 	}
 }
 
-// TestLongResolvedIsSpec resolves the longest specs that a person can write: what comes of them is read again too.
+// TestLongResolvedIsSpec: even the resolved forms of the longest specs that a person can write can be parsed.
 func TestLongResolvedIsSpec(t *testing.T) {
 	const head = "name: long\nquestion: What does it cost?\napplications: {a: {kind: http}}\nloads: {"
 	for what, spec := range map[string]func(i int) string{
@@ -128,7 +128,7 @@ func TestLongResolvedIsSpec(t *testing.T) {
 	}
 }
 
-// TestLongAndHostile: what is long because it is hostile is refused before the YAML parser sees it.
+// TestLongAndHostile: hostile text of great length is rejected before the YAML parser sees it.
 func TestLongAndHostile(t *testing.T) {
 	for what, text := range map[string]string{
 		"deep":     strings.Repeat(`{"a":`, 1<<12) + "1" + strings.Repeat("}", 1<<12),
@@ -163,7 +163,7 @@ func TestBuiltIn(t *testing.T) {
 	}
 }
 
-// wrongSpecs are changes to a good spec, each with the exact message it gives.
+// wrongSpecs are changes to a good spec, each with its exact error message.
 var wrongSpecs = []struct{ name, old, new, want string }{
 	{"misspelt key", "warmup:", "wramup:", `s.yaml:5:1: there is no key "wramup" in a spec; did you mean "warmup"?`},
 	{"unknown key", "blocks: 7", "colour: red", `s.yaml:4:1: there is no key "colour" in a spec`},
@@ -354,7 +354,8 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever the bytes, the parser gives a spec that has every arm at every level or a fault with code Usage.
+// FuzzParse: for any bytes, the parser returns either a spec that has every arm at every level, or a fault with code
+// Usage.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(goodSpec))
 	for _, c := range wrongSpecs {

@@ -11,7 +11,7 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// TestPhrases: levels of the built-in experiments read as sentences.
+// TestPhrases: the levels of built-in experiments are described in words.
 func TestPhrases(t *testing.T) {
 	for name, want := range map[string]string{
 		"config-flush": "for a cluster deleted from bytes on the wire",
@@ -37,7 +37,7 @@ func TestPhrases(t *testing.T) {
 	}
 }
 
-// TestPhrasesOfShortForm: arms that the short form leaves out take no words away.
+// TestPhrasesOfShortForm: the phrases are the same if the short form leaves out arms.
 func TestPhrasesOfShortForm(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "experiments", "mesh-size.yaml"))
 	if err != nil {
@@ -51,7 +51,7 @@ func TestPhrasesOfShortForm(t *testing.T) {
 	}
 }
 
-// TestPhrasesTellApart: two factors that would read alike are given by name.
+// TestPhrasesTellApart: two factors whose phrases would be the same are given by name.
 func TestPhrasesTellApart(t *testing.T) {
 	spec := mustParse(t, `
 name: two
@@ -75,7 +75,7 @@ factors:
 	}
 }
 
-// TestTraits: of a store it is known how much of a change it shows at once, unless the design is swept.
+// TestTraits: a store's trait says how much of a change becomes visible at once, unless the design is a factor.
 func TestTraits(t *testing.T) {
 	text := `
 name: stores
@@ -93,7 +93,7 @@ factors:
 	}
 }
 
-// TestLacks: beside proxies it is said what kernelmesh does not do of what they do, and else nothing.
+// TestLacks: compared with proxies, an experiment says what kernelmesh lacks; otherwise it says nothing.
 func TestLacks(t *testing.T) {
 	const text = `
 name: kernel

@@ -17,10 +17,10 @@ import (
 
 var update = flag.Bool("update", false, "write docs/spec.md anew")
 
-// settingsList matches a list of settings in docs/spec.md and the comment above it that says whose they are: those of
-// a guest ("load http"), those that several guests have in common ("common to subject envoy, subject nginx"), or those
-// of the spec itself ("times"). "until KEY" leaves out that key and those after it. Keys that an earlier list has for
-// the same guest are left out of later ones.
+// settingsList matches a list of settings in docs/spec.md and the comment above it that names their owner: a guest
+// ("load http"), several guests that have the settings in common ("common to subject envoy, subject nginx"), or the
+// spec itself ("times"). "until KEY" leaves out that key and those after it. Keys that an earlier list has for the same
+// guest are left out of later ones.
 var settingsList = regexp.MustCompile(
 	`(?m)^<!-- settings: (common to )?((?:.|\n)+?)(?: until (\S+))? -->\n(?:(?:- |  ).*\n)*`)
 
@@ -34,7 +34,7 @@ var specSettings = map[string][]param.Setting{
 
 const specPage = "../../../docs/spec.md"
 
-// TestSpecPage keeps docs/spec.md what the guests declare.
+// TestSpecPage: docs/spec.md agrees with what the guests declare.
 func TestSpecPage(t *testing.T) {
 	page, err := os.ReadFile(specPage)
 	if err != nil {
@@ -45,7 +45,7 @@ func TestSpecPage(t *testing.T) {
 			t.Errorf("docs/spec.md does not have the key %s", key)
 		}
 	}
-	shown := map[string][]string{} // rows by whose they are
+	shown := map[string][]string{} // rows by owner
 	made := settingsList.ReplaceAllStringFunc(string(page), func(old string) string {
 		comment, _, _ := strings.Cut(old, "-->\n")
 		m := settingsList.FindStringSubmatch(old)
@@ -73,7 +73,7 @@ func TestSpecPage(t *testing.T) {
 	}
 }
 
-// allSettings are all settings that a spec can have, by whose they are.
+// allSettings returns all settings that a spec can have, by owner.
 func allSettings() map[string][]param.Setting {
 	all := map[string][]param.Setting{}
 	for whose, settings := range specSettings {
@@ -87,7 +87,7 @@ func allSettings() map[string][]param.Setting {
 	return all
 }
 
-// settingsRows returns the rows of a list that is for each of whose, and notes in shown that these have them.
+// settingsRows returns the rows of a list for the owners in whose, and records in shown that these have them.
 func settingsRows(whose []string, until string, shown map[string][]string) ([]string, error) {
 	var rows []string
 	for i, w := range whose {
@@ -115,7 +115,7 @@ func settingsRows(whose []string, until string, shown map[string][]string) ([]st
 	return rows, nil
 }
 
-// settingRow is the row of a setting in docs/spec.md.
+// settingRow returns the row of a setting in docs/spec.md.
 func settingRow(k param.Setting) string {
 	row, doc, value := "- `"+k.Name+"`", k.Doc, k.Default
 	if k.Type != param.TypeText {
@@ -130,5 +130,5 @@ func settingRow(k param.Setting) string {
 	return lines.Wrap(row+": "+doc, "  ")
 }
 
-// leftOut matches a text that ends in the value which holds when the setting is left out.
+// leftOut matches a text that ends with the value that applies if the setting is left out.
 var leftOut = regexp.MustCompile("^(.*); `?([^` ]+)`? when left out$")

@@ -37,7 +37,8 @@ func mustParse(t testing.TB, text string) *Spec {
 	return s
 }
 
-// TestKnobDefaultsAreCanonical: a default is taken as it stands, so it must be what Canonical would make of it.
+// TestKnobDefaultsAreCanonical: defaults are used without conversion, so each must be what Canonical would return for
+// it.
 func TestKnobDefaultsAreCanonical(t *testing.T) {
 	all := slices.Concat(timeKnobs, []param.Setting{samplingKnob, repeatKnob, precisionKnob, untilKnob},
 		kind.LimitSettings, measured.GateSettings)
@@ -123,8 +124,7 @@ func TestEndingOverrides(t *testing.T) {
 	}
 }
 
-// TestStatistics: a spec can have the kernel's run statistics off, and then no run time of programs is told, not even
-// of none.
+// TestStatistics: a spec can turn off the kernel's run statistics, and then the run time of programs is unknown, not 0.
 func TestStatistics(t *testing.T) {
 	if !mustParse(t, goodSpec).Statistics {
 		t.Error("they are off where a spec says nothing")

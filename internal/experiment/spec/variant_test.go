@@ -7,7 +7,7 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// TestVariant: an arm's settings hold for that arm alone, at each level of the factors.
+// TestVariant: an arm's settings apply only to that arm, at each level of the factors.
 func TestVariant(t *testing.T) {
 	text := strings.NewReplacer("light: {subject: kernelmesh}",
 		`light: {subject: variant, set: "server.delay=1.5ms, other.body=256"}`).Replace(goodSpec)
