@@ -116,7 +116,7 @@ func Serve(ctx context.Context, l net.Listener, s Secret, version string, patien
 	}
 }
 
-// peer has proved that it has the secret, and said what to play.
+// peer is a connection whose other end has proved that it has the secret, and has sent what to play.
 type peer struct {
 	c    *secured
 	conn *role.Conn

@@ -12,7 +12,7 @@ import (
 	"math/big"
 )
 
-// Secret is what only a part and its trial have.
+// Secret holds what only a part and its trial know.
 type Secret struct {
 	Token string // of the run, random
 	Pod   string // the name of the part's pod: a connection to another part of the run cannot take this one's place

@@ -48,7 +48,8 @@ func parseTreeName(name string) (proc.Identity, bool) {
 	return proc.Identity{PID: pid, Start: start, Namespace: namespace}, err1 == nil && err2 == nil && pid > 0
 }
 
-// OwnerOf returns the pid, in its PID namespace, of the owner of the tree with a name; false if it is no such name.
+// OwnerOf returns the pid, in its PID namespace, of the owner of the tree with the given name; false if no tree has
+// such a name.
 func OwnerOf(tree string) (pid int, ok bool) {
 	id, ok := parseTreeName(tree)
 	return id.PID, ok

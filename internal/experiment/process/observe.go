@@ -25,7 +25,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Kind is the kind of a target, which was running before Tare observes it.
+// Kind is the kind of a target: something that was running before Tare observed it.
 type Kind string
 
 // The kinds of targets.
@@ -392,7 +392,7 @@ func (e *Existing) Close() error {
 }
 
 // Unseen says why some processes that left the target's control group between the edges of the window, and ended
-// elsewhere, may be unknown. It is empty if all are known, or if the target has no group of its own.
+// elsewhere, may be unknown. It is empty if all are known, or if the target has no separate group.
 func (e *Existing) Unseen() string {
 	if e.watch == nil {
 		return ""

@@ -237,9 +237,9 @@ func (r *Running) notReady(c condition, timeout time.Duration, reason error) err
 	return r.fault(cause, hint, "was not ready within %v", timeout)
 }
 
-// stopped returns an error if a process of the command is stopped by a signal. A terminal cannot be the cause: without
-// one, the kernel leaves the processes of a session running (SIGTTIN and SIGTTOU of an orphaned process group,
-// get_signal in kernel/signal.c).
+// stopped returns an error if a process of the command is stopped by a signal. A terminal cannot be the cause: the
+// command's session has none, and then the kernel does not stop its processes (SIGTTIN and SIGTTOU of an orphaned
+// process group, get_signal in kernel/signal.c).
 func (r *Running) stopped() error {
 	for _, p := range r.processes() {
 		if p.State == 'T' {

@@ -123,8 +123,8 @@ func (c *Conn) Fail(err error) error {
 	return c.Send(Error, d)
 }
 
-// maxMessage is the most bytes of a message: the other side may be a sandbox. The histograms of a load take about
-// 100 KB.
+// maxMessage limits the bytes of a message, because the other side may be a sandbox, which is not trusted. The
+// histograms of a load take about 100 KB.
 const maxMessage = 32 << 20
 
 // Receive reads the next message. It returns io.EOF when the other side has closed.

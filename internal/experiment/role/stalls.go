@@ -31,8 +31,8 @@ type Wants struct {
 	ahead int64 // how far the parent's clock is ahead of it, ns
 }
 
-// apart is the smallest difference, in ns, of readings that come from different clocks. A message takes far less time,
-// and a kernel takes longer to boot.
+// apart is the smallest difference between two readings, in ns, that shows that they are from different clocks. A
+// message takes far less time, and the kernel of a sandbox boots later than the parent's kernel by more than this.
 const apart = int64(time.Second)
 
 // Heard compares the process's clock with the parent's. now is the time on the parent's clock at which the message
