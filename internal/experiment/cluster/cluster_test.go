@@ -481,7 +481,7 @@ func TestShownCertificates(t *testing.T) {
 			{"an expired one", sign(own, uses[0], time.Now().Add(-time.Hour)), "expired"},
 		} {
 			if c.name == "none" && side == "a coordinator" {
-				continue // TLS has no such server
+				continue // TLS has no servers without a certificate
 			}
 			t.Run(side+", "+c.name, func(t *testing.T) {
 				coordinator, err := authority.Coordinator()

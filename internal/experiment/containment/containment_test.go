@@ -153,7 +153,7 @@ func TestEndedElsewhere(t *testing.T) {
 				[ "$HOW" = leave ] && echo $BASHPID >$AWAY/cgroup.procs
 				while read -r -a s </proc/$BASHPID/stat && ((s[13] + s[14] < 20)); do :; done; echo done) & )`) // 0.2 s
 			cmd.Env = append(os.Environ(), "HOW="+how, "AWAY="+away, "HOME_DIR="+home)
-			if said, err := cmd.Output(); err != nil || string(said) != "done\n" { // Output returns when the orphan has ended
+			if said, err := cmd.Output(); err != nil || string(said) != "done\n" { // waits until the orphan has ended
 				t.Fatalf("%q, %v", said, err)
 			}
 			for len(cgroup.Members([]string{home, away})) > 0 {

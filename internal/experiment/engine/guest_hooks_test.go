@@ -389,7 +389,7 @@ func TestLaunchFails(t *testing.T) {
 	}
 	for _, tr := range trials {
 		failed := tr.Validity.Failed
-		want := "" // the error names the first application by name
+		want := "" // the error names the first application in order of name
 		if tr.Arm == "mine" {
 			want = "setting up: starting other: no runtime"
 		}

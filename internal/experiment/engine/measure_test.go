@@ -122,7 +122,7 @@ func overload(finished int64) func(*measured.Measured) {
 func TestMetrics(t *testing.T) {
 	absent := math.NaN()
 	good := map[string]float64{
-		// 2 of 2000 lie beyond it
+		// p999 is absent because only 2 of 2000 requests lie beyond it.
 		"latency_p50_seconds": 200e-6, "latency_p99_seconds": 200e-6, "latency_p999_seconds": absent,
 		"lag_p50_seconds": 10e-6, "own_lag_p99_seconds": 10e-6, "connect_p50_seconds": absent, "throughput_per_second": 999,
 		"error_ratio":                0.001,

@@ -66,8 +66,8 @@ func TestProbeLoad(t *testing.T) {
 	}
 }
 
-// A trial whose number of services goes up and down again is read three times, and the subject has really read its
-// services again.
+// TestUpAndDownAgain: a trial in which the number of services later drops to then-services has three windows, the last
+// of them after the drop, and the subject began with the full number.
 func TestUpAndDownAgain(t *testing.T) {
 	g := newGround(t)
 	s := mustParse(t, memorySpec(", services: 500, then-services: 2, fit: true"))

@@ -46,7 +46,7 @@ func TestPushRefuses(t *testing.T) {
 	} {
 		text := strings.Replace(pushSpec, change[0], change[1], 1)
 		if strings.Contains(want, "http cannot") || strings.Contains(want, `"mesh" is not`) {
-			text = text[:strings.Index(text, "factors:")] // without the load's own
+			text = text[:strings.Index(text, "factors:")] // only the load of kind push has the setting
 		}
 		if strings.Contains(want, `"mesh" is not`) {
 			text = strings.Replace(text, "to: mesh", "to: mesh, count: 2", 1)

@@ -54,7 +54,7 @@ func TestCause(t *testing.T) {
 			0.03, ledger.Generator},
 		{"late, a CPU was held by the scale", witness(ledger.Noise{Occupied: []ledger.Stall{{Seconds: 0.06, PID: 99,
 			Cgroup: "/"}}}), GateLag, 0.03, ledger.Generator},
-		// the subject may be the cause of that
+		// Interrupts may have been off because of the subject, so nothing outside the trial is blamed.
 		{"late, interrupts were off", witness(ledger.Noise{Late: 50, LongestLate: 0.2}), GateLag, 0.03, ledger.Generator},
 		{"slow, quiet", func(*ledger.Ledger) {}, GateRate, 0.9, ledger.Subject},
 		{"a little slow, stolen", stolen(0.2), GateRate, 0.9, ledger.Hypervisor}, // 5 % explain a tenth
@@ -109,7 +109,8 @@ func TestDisturbance(t *testing.T) {
 	}
 }
 
-// TestReasons: a trial's reasons after their causes and the metrics that they void are determined.
+// TestReasons checks the reasons of a trial once the cause of each, and the metrics that it voids, have been
+// determined.
 func TestReasons(t *testing.T) {
 	values := map[string]float64{"latency_p50_seconds": 1, "throughput_per_second": 1, "map_bytes": 1}
 	counts := map[string]record.Count{"bpf_client_share": {In: 1, Of: 2}}

@@ -49,7 +49,7 @@ type Spec struct {
 // Precision is how narrow intervals must be for a run to end.
 type Precision struct {
 	Target  float64  // half-width as a fraction of the value; for a difference, of the baseline's value
-	Metrics []string // whose intervals must be so narrow; none: those in the experiment's answer, except quantiles above the median
+	Metrics []string // whose intervals must be so narrow; none: those of the answer, except quantiles above the median
 }
 
 // Factor is a setting, or several, that the experiment sweeps.

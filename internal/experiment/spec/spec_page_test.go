@@ -87,7 +87,8 @@ func allSettings() map[string][]param.Setting {
 	return all
 }
 
-// settingsRows returns the rows of a list for the owners in whose, and records in shown that these have them.
+// settingsRows returns the rows of a list of the settings that all owners in whose have, and adds them to each owner's
+// rows in shown.
 func settingsRows(whose []string, until string, shown map[string][]string) ([]string, error) {
 	var rows []string
 	for i, w := range whose {

@@ -145,11 +145,12 @@ func (t *Totals) LongestStall() (longest float64, known bool) {
 // ticks of the slowest clock in use (/proc/stat counts in hundredths of a second).
 const grain = 20 * time.Millisecond
 
-// budget adds the lines. Their sum, minus what is counted twice and minus what they are ahead, is the capacity.
+// budget adds the lines. Their sum, minus what is counted twice and minus the amount by which it is ahead, is the
+// capacity.
 //
 // The counters of an edge are not read at the same instant, and the process may be held up between two of them. A line
 // may then include time of the next window, and because lines never decrease, their sum is ahead of the capacity until
-// that window makes up for it. If they are ahead by more than the time between the readings explains, the excess is on
+// that window makes up for it. If it is ahead by more than the time between the readings explains, the excess is on
 // more than one line for good.
 func (t *Totals) budget(l *ledger.Ledger) {
 	c := &l.CPU

@@ -89,7 +89,7 @@ func TestBudgetClosesUnderNoise(t *testing.T) {
 		noise func(*testing.T)
 	}{{"idle", func(*testing.T) {}}, {"busy", burners}, {"neighbour", neighbours}} {
 		if testing.Short() && c.name != "idle" {
-			break // an emulated processor cannot show how close to closing the budget comes under noise
+			break // results under noise on an emulated processor do not show how well the budget closes
 		}
 		t.Run(c.name, func(t *testing.T) {
 			c.noise(t)

@@ -196,7 +196,7 @@ func TestParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	l, failed := closed(t, w)
-	groups := codes(l, "group-unread") != "" // of others
+	groups := codes(l, "group-unread") != "" // this can concern groups of others
 	if failed != "" && !groups || codes(l, partCodes...) != "" || l.Programs == nil || l.Maps == nil {
 		t.Errorf("failed: %s; warnings %+v", failed, l.Warnings)
 	}

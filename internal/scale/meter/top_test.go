@@ -51,8 +51,8 @@ func TestTopGroupIsFoundAtOnce(t *testing.T) {
 	_ = w.Discard()
 }
 
-// TestTopGroupRenamed: on v1, a renamed group does not have its lifetime's CPU time in one window, and no time is
-// counted twice. Its CPU time is known again in the next window.
+// TestTopGroupRenamed: on v1, after a group is renamed, no window contains the CPU time of the group's whole life, and
+// no time is counted twice. Its CPU time is known again in the next window.
 func TestTopGroupRenamed(t *testing.T) {
 	h := cpuHierarchy(t)
 	if h.V2 {

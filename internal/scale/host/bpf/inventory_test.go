@@ -1059,7 +1059,7 @@ func TestNamespaces(t *testing.T) {
 	if err := os.Symlink("/proc/thread-self/net", filepath.Join(proc, "9/net")); err != nil {
 		t.Fatal(err)
 	}
-	if got := paths(); !slices.Equal(got, []string{other, third}) { // it is in this thread's
+	if got := paths(); !slices.Equal(got, []string{other, third}) { // process 9 is in this thread's namespace
 		t.Errorf("%q, want %q and %q", got, other, third)
 	}
 	v.proc = filepath.Join(proc, "none")

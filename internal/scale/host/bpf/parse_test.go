@@ -152,7 +152,7 @@ func TestNetlinkAttributes(t *testing.T) {
 			attribute(parms, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, bound, 0, 0, 0),
 			attribute(id, program, 0, 0, 0))...))
 	}
-	table := slices.Concat(make([]byte, 4), attribute(1, slices.Concat(attribute(1, one(1, 5)...), // 6: no filter has it
+	table := slices.Concat(make([]byte, 4), attribute(1, slices.Concat(attribute(1, one(1, 5)...), // 6: used by no filter
 		attribute(2, one(0, 6)...), attribute(3, one(2, 8)...))...))
 	if got := parseActions(table); !slices.Equal(got, []action{{7, 5}, {7, 8}}) {
 		t.Errorf("actions %v", got)

@@ -8,7 +8,7 @@ import (
 )
 
 // TestResets: a reset of a group's CPU counter is noticed, even if the counter has grown past its earlier value, and by
-// readers that keep no file open. A group that was not reset has none.
+// readers that keep no file open. No reset is reported for a group that was not reset.
 func TestResets(t *testing.T) {
 	l := machine(t)
 	h, _ := l.CPU()

@@ -59,7 +59,7 @@ func TestReaderOfSome(t *testing.T) {
 	}
 }
 
-// The groups that a thread is charged to, by hierarchy.
+// TestCharged checks to which groups a thread is charged, by hierarchy.
 func TestCharged(t *testing.T) {
 	const v1 = "9:memory:/m\n4:cpu,cpuacct:/c\n1:name=systemd:/s\n"
 	for _, c := range []struct {

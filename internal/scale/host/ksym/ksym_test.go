@@ -183,10 +183,10 @@ func benchmark(b *testing.B, open func() *Table) {
 	b.ReportMetric(float64((cpuTime()-start).Microseconds())/float64(b.N), "cpu-us/op")
 }
 
-// Loading the program, 2,000 addresses, unloading it.
+// BenchmarkByKernel loads the program, looks up 2,000 addresses and unloads the program.
 func BenchmarkByKernel(b *testing.B) { benchmark(b, Open) }
 
-// One pass over all symbols of the kernel.
+// BenchmarkByFile looks up the same addresses in one pass over all symbols of the kernel.
 func BenchmarkByFile(b *testing.B) {
 	benchmark(b, func() *Table { return &Table{kallsyms: "/proc/kallsyms"} })
 }

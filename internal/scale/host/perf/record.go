@@ -105,7 +105,7 @@ func decodeSample(b []byte, withCgroup bool, chain []uint64) (Sample, []uint64, 
 		}
 	}
 	if len(chain) == 0 {
-		chain = append(chain, ne.Uint64(b)) // no chain was taken: only the instruction
+		chain = append(chain, ne.Uint64(b)) // the sample has no stack, only the address of the instruction
 	}
 	s.Chain = chain
 	if user >= 0 {

@@ -377,7 +377,7 @@ func TestClaimedEnvironment(t *testing.T) {
 		}
 		t.Logf("waited %v: %v", before-patience, err)
 	}
-	if patience > 0 { // the test is of a wait
+	if patience > 0 { // Getenv has to wait until the patience is used up
 		t.Errorf("%v of the patience are left", patience)
 	}
 }

@@ -73,7 +73,7 @@ func BenchmarkReadKernel(b *testing.B) {
 			}
 		}
 	})
-	in0, out, err := os.Pipe() // which they wait for
+	in0, out, err := os.Pipe() // the processes wait for input from it
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -50,7 +50,7 @@ type fixtureProcess struct {
 	Kernel  bool            `yaml:"kernel"`
 	At      string          `yaml:"at"` // one path, or "cpu=/a memory=/b"
 	PSS     int             `yaml:"pss"`
-	Is      string          `yaml:"is"`     // component, and a container's id; "shared COMPONENT"; none
+	Is      string          `yaml:"is"`     // "COMPONENT", "COMPONENT CONTAINER-ID", "shared COMPONENT" or "none"
 	In      string          `yaml:"in"`     // id of its sandbox, if that is not the first
 	Signs   string          `yaml:"signs"`  // separated by commas
 	Charged string          `yaml:"places"` // "cpu memory", each with + if it is inside

@@ -9,7 +9,8 @@ import (
 
 const ms = int64(1e6)
 
-// The stolen part of idle time, for recorded intervals: of an idle machine, of a busy one, and of one that was both.
+// TestIdleStolen checks the stolen part of idle time for recorded intervals: of an idle machine, of a busy one, and of
+// one that was both.
 func TestIdleStolen(t *testing.T) {
 	for name, c := range map[string]struct {
 		look   Look

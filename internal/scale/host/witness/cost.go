@@ -23,7 +23,7 @@ const (
 	// nothing else.
 	costLooks = 8
 	costSpin  = 200 * time.Microsecond
-	costGoes  = 24 // at least; only the fastest counts: what slows a round down is not the witness
+	costGoes  = 24 // at least; only the fastest counts, because the rest were slowed down by something else
 	costMost  = 240
 )
 

@@ -66,7 +66,7 @@ func TestStolenAgreesWithTheKernel(t *testing.T) {
 		}
 		r := start(t, o)
 		began := time.Now()
-		for time.Since(began) < 2*time.Second { // an occupant to see
+		for time.Since(began) < 2*time.Second { // something that occupies a CPU, for the witness to see
 			spin(1 << 14)
 		}
 		n, err := r.Stop()
