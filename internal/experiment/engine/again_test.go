@@ -542,7 +542,7 @@ func TestNeverReady(t *testing.T) {
 	}
 }
 
-// failedAs lets the trials of one arm fail.
+// failedAs returns the validity of a trial: failed with the given reason in one arm, and valid in the others.
 func failedAs(tr record.Trial, why string) record.Validity {
 	if tr.Arm != "kernelmesh" {
 		return record.Validity{Valid: true}

@@ -221,7 +221,7 @@ func TestCommandLoadFails(t *testing.T) {
 			spec = strings.Replace(spec, "{server: {kind: http}}",
 				`{server: {kind: http},
   missing: {kind: command, command: "sleep 60", address: "127.0.0.1:1", ready-after: 1ms}}`, 1)
-			// Even if a busy machine takes long to start the load, it ends long before the window does; a failure ends the
+			// Even if a busy machine takes long to start the load, the load ends long before the window does; a failure ends the
 			// trial.
 			if d := map[string]string{"ends early": "3s", "fails": "30s"}[name]; d != "" {
 				spec = strings.Replace(spec, "duration: 600ms", "duration: "+d, 1)

@@ -75,7 +75,7 @@ func TestStoreTrials(t *testing.T) {
 			t.Errorf("%s: %+v, work %v, subject %s", tr.Arm, tr.Validity, tr.Work, tr.Subject)
 			continue
 		}
-		records := 45.0 // as the proposal's benchmark
+		records := 45.0 // as in the benchmark of the store's proposal
 		if tr.Arm == "value" {
 			records = map[string]float64{"insert": 2, "replace": 1}[tr.Factors["*.operation"]]
 		}

@@ -11,7 +11,8 @@ import (
 	"tare/test/vm/guest"
 )
 
-// ramp sets a histogram of r with the values 1, 2, 3, ... microseconds, up to samples, each recorded each times.
+// ramp sets a histogram of r with the values 1, 2, 3, ... microseconds, up to samples. The argument each says how often
+// every value is recorded.
 func ramp(t *testing.T, r *Result, name string, samples int, each int64) {
 	t.Helper()
 	h := hdrhistogram.New(1, 100e9, 3)

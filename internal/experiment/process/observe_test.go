@@ -295,7 +295,7 @@ func TestObserve(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	for dir := dirOf(t, g); len(cgroup.Members([]string{dir})) == 0; { // it is on its way
+	for dir := dirOf(t, g); len(cgroup.Members([]string{dir})) == 0; { // wait until the process has entered the group
 	}
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

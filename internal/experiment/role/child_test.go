@@ -21,7 +21,7 @@ func TestEndWithoutEOF(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Kill(-p.PID(), syscall.SIGKILL) }) // its process group
-	time.Sleep(200 * time.Millisecond)                                // until there are two of them
+	time.Sleep(200 * time.Millisecond)                                // until both processes exist
 	if err := p.Signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

@@ -84,7 +84,7 @@ func TestReaderFixtures(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer r.Close()
-			for range 2 { // open, then again
+			for range 2 { // the second time, files are already open
 				if err := errorsOf(r); err != nil {
 					t.Fatal(err)
 				}

@@ -219,7 +219,7 @@ func kubelet(t *testing.T, root, parent string) map[string]string {
 		time.Sleep(50 * time.Millisecond)
 	}
 	pod := parent + "/kubepods/burstable/pod" + testPod
-	host := number(1, onNode) // NamespaceOption: the network of the node, so that there is no plugin
+	host := number(1, onNode) // NamespaceOption: the network of the node, so that no plugin is needed
 	config := message(
 		field(1, message(field(1, []byte("web-0")), field(2, []byte(testPod)), field(3, []byte("shop")))),
 		field(6, message(field(1, []byte("app")), field(2, []byte("shop")))), // a label, which no file has

@@ -61,7 +61,7 @@ func TestAccount(t *testing.T) {
 	w.looks = []Look{
 		{CPU: 0, Last: 100 * ms, Now: 112 * ms, Stolen: 10 * ms, Idle: 12 * ms, Late: 10 * ms},
 		{CPU: 1, Last: 100 * ms, Now: 142 * ms, Stolen: 40 * ms, Late: 40 * ms},
-		{CPU: 1, Last: 998 * ms, Now: 1010 * ms, Stolen: 10 * ms, Late: 10 * ms}, // the window ends at 1000: it began at 1000
+		{CPU: 1, Last: 998 * ms, Now: 1010 * ms, Stolen: 10 * ms, Late: 10 * ms}, // stolen after the window's end at 1000
 	}
 	w.spans = []span{
 		{cpu: 1, before: 200 * ms, first: 202 * ms, last: 222 * ms, after: 224 * ms, stolen: 2 * ms, pid: 7, comm: "hog"},
