@@ -281,7 +281,7 @@ func TestHostileFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	writer{t, root}.file("/evil/trap_sandbox:ok.state", `{"goferPid": 11, "sandbox": {"pid": 16}}`)
-	for pid, name := range map[string]string{"20": "stat", "21": "cmdline", "22": "cgroup"} { // directories with one file, cut off
+	for pid, name := range map[string]string{"20": "stat", "21": "cmdline", "22": "cgroup"} { // each has only this file
 		writer{t, root}.file("/proc/"+pid+"/"+name, "\x00\x00((\n")
 	}
 	r, err := New(Options{Root: root})
