@@ -113,8 +113,8 @@ func full(t *Table) bool {
 	return found
 }
 
-// Find returns the estimate of a metric of an arm at a level, not of a single component; nil if there is none or it is
-// withheld.
+// Find returns the estimate of a metric of an arm as a whole, not of one of its components, at a level; nil if there is
+// none or it is withheld.
 func (s *Summary) Find(metric, arm string, level map[string]string) *Estimate {
 	return lists.Find(s.Estimates, func(e *Estimate) bool {
 		return e.Metric == metric && e.Arm == arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, level)
@@ -392,7 +392,7 @@ func (p *Prose) memory(t *Table) {
 	}
 }
 
-// statedInstead reports whether the answer states another metric of the same family.
+// statedInstead reports whether the answer states another metric of the same family of metrics (metric.Set.FamilyOf).
 func (p *Prose) statedInstead(t *Table, metric string) bool {
 	return slices.ContainsFunc(t.stated, func(name string) bool {
 		return name != metric && t.defined.FamilyOf(name) == t.defined.FamilyOf(metric) && p.Peek(name) != nil
@@ -450,8 +450,8 @@ func (p *Prose) stated(t *Table) {
 	p.pause(spoken > 0)
 }
 
-// perUnit returns how a metric grows with the swept factor, if it does so linearly and the level is the last: " (0.3
-// MB, and 4.3 MB [4.2, 4.4] more for every 1,000 of count)".
+// perUnit returns how a metric grows with the swept factor, if it does so linearly and the answer is about the last
+// level: " (0.3 MB, and 4.3 MB [4.2, 4.4] more for every 1,000 of count)".
 func (p *Prose) perUnit(e *Estimate) string {
 	for _, m := range p.Summary.Models {
 		if m.Metric == e.Metric && m.Arm == e.Arm {
@@ -528,7 +528,7 @@ func (x Term) times(n float64) Term {
 	return x
 }
 
-// atMost is the maximum number of resolved differences that others adds to an answer.
+// atMost is the maximum number of resolved differences that the method others adds to an answer.
 const atMost = 3
 
 // others names up to atMost resolved differences that no clause has mentioned, one of each family of metrics, sorted by

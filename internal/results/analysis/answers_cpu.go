@@ -13,7 +13,7 @@ import (
 // The thresholds of the answer on CPU limits.
 const (
 	heldBack = 0.5  // minimum fraction of throttled periods in a group that is held back by its limit
-	grain    = 0.03 // fraction beyond the limit that a window can show: overrun of a tick or two, paid back later
+	grain    = 0.03 // fraction by which a window may exceed the limit: an overrun of a tick or two, paid back later
 )
 
 // limitAnswers returns an answer for each level: whether the eBPF programs' time counts toward the CPU limit. The
@@ -93,7 +93,7 @@ func (p *Prose) underLimit(used, throttled *Estimate) string {
 }
 
 // contexts describes in which context the programs ran, and whether that counts toward the limit. Whether softirq time
-// counts depends on how the kernel was built; the time that the ledger attributes to the groups shows it.
+// counts depends on how the kernel was built; the time that the ledger attributes to the groups shows whether it does.
 func (p *Prose) contexts() string {
 	task, softirq := p.Find("bpf_limited_task_share"), p.Find("bpf_limited_softirq_share")
 	inside := p.Find("bpf_limited_inside_share")

@@ -50,7 +50,7 @@ type Check struct {
 	Confidence float64           `json:"confidence,omitempty"`
 	Mean       *Interval         `json:"mean,omitempty"` // for a cost: the same quantity for the mean, which must agree
 	N          int               `json:"n"`              // blocks, or trials for ==
-	Lost       int               `json:"lost,omitempty"` // further blocks without a value, counted at their worst
+	Lost       int               `json:"lost,omitempty"` // further blocks without a value; the worst case is assumed
 	Why        string            `json:"why,omitempty"`  // why it is undecided, or a note on the result
 	// Blocks is the total number of blocks that would decide the check in 8 of 10 runs, if the value and the noise stay
 	// the same. If there is no interval yet, it is the minimum number for an interval.
@@ -275,8 +275,8 @@ func (a *asserter) concerns(t *Table, of assertion.Assertion, at factors) bool {
 	return !told
 }
 
-// silent reports whether no trial of an arm at a level gave any metric, such as when all of them failed. What other
-// arms measured there does not show that this arm would lack a metric.
+// silent reports whether no trial of an arm at a level gave any metric, such as when all of them failed. That no other
+// arm has some metric there does not show that such an arm would lack it.
 func (t *Table) silent(p place) bool {
 	for _, o := range t.outcomes[levelArm{record.LevelKey(p.at), p.arm}] {
 		if len(o.fates) > 0 {
@@ -556,8 +556,8 @@ func (a *asserter) lag(t *Table, of assertion.Assertion, p place, value float64,
 	}
 }
 
-// lost returns the blocks whose values of an arm count even in the worst case, and the number of lost blocks. A block
-// that the arm and both twins lost to the hypervisor or to neighbours counts as not run.
+// lost returns the blocks in which the value of an arm counts even in the worst case, and the number of lost blocks. A
+// block that the arm and both twins lost to the hypervisor or to neighbours counts as not run.
 func (t *Table) lost(metric string, p place) (stand []int, lost int) {
 	stand, lost, whole := t.lostBlocks(p.at, p.arm, metric, false)
 	return stand, lost - whole

@@ -24,7 +24,7 @@ func TestCarryOverBySimulation(t *testing.T) {
 	for _, c := range long.Some(2, []struct {
 		carry  float64
 		blocks int
-		least  float64 // said, in per cent
+		least  float64 // minimum of "said %"
 	}{{0, 30, 0}, {0, 18, 0}, {1.5, 30, 40}, {3, 30, 88}, {3, 18, 50}, {3, 50, 95}}) {
 		run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: c.blocks})
 		for i := range trials {

@@ -68,7 +68,7 @@ func (s *Summary) forecast(trials []record.Trial) {
 	}
 }
 
-// byNoise reports whether more blocks could resolve a difference: its reason is neither lag nor losses.
+// byNoise reports whether more blocks could resolve a difference, because neither lag nor losses left it unresolved.
 func byNoise(d *Difference) bool {
 	return d.SmallestVisible != nil && !d.BaselineWithheld() && !strings.HasPrefix(d.Unresolved, LagReason) &&
 		!strings.HasPrefix(d.Unresolved, LossReason)

@@ -23,10 +23,10 @@ import (
 func steep(f int) float64 { return 40 * math.Pow(0.9, float64(f)) }
 func flat(int) float64    { return 0.4 }
 
-// profiledRun returns a run whose trials have profiles. Each profile has the given number of functions, whose costs
-// follow shape, and those of the candidate also have the functions in adds. In a trial of 4 s at 2,000 requests a
-// second, a cost of 1 us per request gives 0.79 samples, and 400 us give 320. The costs of all functions vary together
-// by 5 % from block to block, and each varies separately by 5 % from trial to trial.
+// profiledRun returns a run whose trials have profiles. Each profile has the given number of functions, whose costs are
+// shape(0), shape(1) and so on, and those of the candidate also have the functions in the map adds. In a trial of 4 s
+// at 2,000 requests a second, a cost of 1 us per request gives 0.79 samples, and 400 us give 320. The costs of all
+// functions vary together by 5 % from block to block, and each varies separately by 5 % from trial to trial.
 func profiledRun(
 	seed uint64, blocks, functions int, shape func(int) float64, adds map[string]float64,
 ) (record.Run, []record.Trial) {

@@ -24,7 +24,7 @@ const selection = 0.01
 type armMetric struct{ arm, metric string }
 
 // lostPairs judges the blocks in which both the baseline and an arm ran. stand lists, in order, those whose pair of
-// values counts even in the worst case. lost is the number of those in which at least one of the two has no value.
+// values counts even in the worst case. lost is the number of blocks in which at least one of the two has no value.
 // whole is how many of the lost blocks the arm and both twins lost, each to the hypervisor or to neighbours alone.
 //
 // A repeated trial has lost its first attempt. If the arm lost more first attempts than the twins, the excess of its

@@ -158,7 +158,7 @@ func cpuOf(l *ledger.Ledger) map[string]float64 {
 			own -= *g.BPFInsideSeconds // the eBPF line contains it
 		}
 		parts[name] += own
-		parts[partAt(weighed, path.Dir(g.Path))] -= own // the counter of the group around it contains it
+		parts[partAt(weighed, path.Dir(g.Path))] -= own // the enclosing group's counter includes it
 	}
 	return parts
 }

@@ -48,7 +48,7 @@ type Need struct {
 	// Dependent is how many blocks it takes if neighbouring blocks depend on each other as much as the run's intervals
 	// allow for; left out if that is not more than Blocks, or more than 10,000.
 	Dependent *int     `json:"blocks_if_dependent,omitempty"`
-	Seconds   *float64 `json:"seconds"` // duration of these blocks
+	Seconds   *float64 `json:"seconds"` // duration of as many blocks as Blocks says
 }
 
 // PowerOf returns the power of later runs like this one, judged by its noise. Differences from a baseline value that is

@@ -52,6 +52,7 @@ func (p *Prose) Rest(metric, arm string) {
 // Say formats a value of the arm with its interval, or returns "an unknown value".
 func (p *Prose) Say(metric string) string { return p.SayOf(metric, p.Arm) }
 
+// SayOf does the same for any arm.
 func (p *Prose) SayOf(metric, arm string) string {
 	e := p.Of(metric, arm)
 	if e == nil {

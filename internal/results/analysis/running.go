@@ -71,7 +71,7 @@ func (s *Summary) whileRunning(at factors) (share float64, running bool) {
 // stands for all arms of the level.
 type carriers map[pool][]*load.Running
 
-// newCarriers uses the last attempt at each planned trial.
+// newCarriers returns the carriers of the trials, from the last attempt at each planned trial.
 func newCarriers(defined metric.Set, trials []record.Trial) carriers {
 	all := carriers{}
 	for _, attempts := range attemptsOf(trials) {

@@ -129,7 +129,7 @@ func TestLagOfUndisturbedRequests(t *testing.T) {
 func TestRunningIsWithheld(t *testing.T) {
 	for _, c := range []struct {
 		bursts   float64
-		arms     float64 // of the time the machine stood still in trials of the arm; 0.1 in others
+		arms     float64 // fraction of time that the machine stood still in trials of the arm; 0.1 in others
 		withheld bool
 		warned   bool
 	}{{8, 0.1, false, false}, {2, 0.1, true, false}, {8, 0.2, false, true}} {

@@ -254,7 +254,7 @@ func TestTwinWithoutInterval(t *testing.T) {
 	}
 }
 
-// An arm that is noisier than the twins cannot be seen as well as they can.
+// The smallest visible difference of an arm that is noisier than the twins is larger than theirs.
 func TestVisibleIsOfTheArm(t *testing.T) {
 	t.Parallel()
 	run, trials := analysistest.Quickstart(eighteen)
@@ -272,7 +272,7 @@ func TestVisibleIsOfTheArm(t *testing.T) {
 	}
 }
 
-// Blocks that resemble their neighbours are worth fewer, and the interval says so.
+// Blocks that resemble their neighbours are worth fewer independent ones, and the interval is wider for it.
 func TestDependentBlocks(t *testing.T) {
 	t.Parallel()
 	truth := eighteen
@@ -300,7 +300,7 @@ func TestDependentBlocks(t *testing.T) {
 	}
 }
 
-// A trial that is too slow for a quantile is lost, and said to be.
+// A trial that is too slow to give a quantile counts as lost, and the summary says so.
 func TestWithheldQuantile(t *testing.T) {
 	t.Parallel()
 	run, trials := analysistest.Quickstart(eighteen)
@@ -356,8 +356,8 @@ func TestClusteredShares(t *testing.T) {
 	}
 }
 
-// Trials that differ more than twofold in size, or in bursts, leave what lies near the end of the interval of a pooled
-// part unresolved and undecided.
+// If trials differ in size more than twofold, or their counts come in bursts, a difference of pooled shares whose
+// interval ends close to 0 is not resolved, and an assertion whose bound is close to that end is undecided.
 func TestUnevenTrials(t *testing.T) {
 	even := func(b int) record.Count { return record.Count{In: 2900 + 100*(b%3), Of: 10_000} }
 	sizes := func(b int) record.Count {

@@ -117,7 +117,7 @@ type Table struct {
 	outcomes map[levelArm]map[int]*outcome
 	selected map[armMetric]bool // arms whose losses of the metric are beyond chance
 
-	before  map[cell]string    // the arm that ran right before in the same block
+	before  map[cell]string    // by trial: the arm that ran right before it in the same block
 	carried map[armMetric]bool // arms that change the metric in the trial after them
 }
 
@@ -357,8 +357,8 @@ type reading struct {
 	lost    map[string]record.Reason
 }
 
-// readingOf is Metrics with the reasons. Quantiles come from the histograms, whatever was recorded: earlier versions
-// left unanswered requests out.
+// readingOf returns the values that Metrics returns, and the reasons why others are missing. Quantiles come from the
+// histograms, whatever was recorded: earlier versions left unanswered requests out.
 func readingOf(trial record.Trial, defined metric.Set) (reading, error) {
 	quantiles, among, err := quantilesOf(trial, load.Latency, defined)
 	r := reading{metrics: quantiles, lost: map[string]record.Reason{}}

@@ -62,7 +62,8 @@ type Missing struct {
 	Lost    int               `json:"lost"`   // number of these that were lost
 	Gate    string            `json:"gate"`   // the gate that most were lost to; empty if they failed
 	Cause   ledger.Cause      `json:"cause"`  // the cause that tripped it most often
-	// CauseShare is the fraction of the machine's CPU time that the cause took, as a mean over these trials.
+	// CauseShare is the fraction of the machine's CPU time that Cause took, as a mean over the trials lost to Gate by
+	// Cause.
 	CauseShare *float64 `json:"cause_share,omitempty"`
 	Culprits   []string `json:"culprits,omitempty"`
 	Message    string   `json:"message"` // from one of these trials
@@ -270,7 +271,7 @@ type Answer struct {
 	General bool `json:"-"`
 }
 
-// Self is the cost of the scale, over all trials.
+// Self is the cost of Tare itself over all trials: the sum of its CPU time, and its largest resident memory.
 type Self struct {
 	CPUSeconds float64 `json:"cpu_seconds"`
 	RSSBytes   uint64  `json:"rss_bytes"`

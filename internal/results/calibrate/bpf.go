@@ -185,7 +185,7 @@ func (w weighed) counted(name string) Weight {
 	return known(name, quantity.Count, w.runs, float64(*w.program.RunCount), allowed, planted)
 }
 
-// program makes two groups run a program, 3:1.
+// program weighs a program that the processes of two groups run, heavyPart times as often in the first group.
 func (b *bench) program(ctx context.Context, about time.Duration, steps int, zero empty) ([]Weight, error) {
 	before, err1 := stepTime() // before and after, because the time of a step changes with the CPU's clock rate
 	w, err2 := b.plantProgram(ctx, steps, about)

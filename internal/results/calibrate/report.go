@@ -1,6 +1,6 @@
-// Package calibrate measures known quantities with Tare and reports how far off it is: a clock against another clock,
-// a server with known delays, programs whose run time was measured by other means, processes that know how much CPU
-// time and memory they used.
+// Package calibrate measures known quantities with Tare, which comments here call the scale, and reports how far off it
+// is: a clock against another clock, a server with known delays, programs whose run time was measured by other means,
+// processes that know how much CPU time and memory they used.
 //
 // Each planted weight runs in separate processes; the true value never comes from the reading that it is compared
 // with. A weight that is out of its tolerance while others used the machine says nothing about the scale: it is

@@ -84,7 +84,7 @@ func armsOf(spec json.RawMessage) any {
 	return s.Arms
 }
 
-// maxNames is the maximum number of metrics that redefined lists.
+// maxNames is the maximum number of metrics that are named as redefined.
 const maxNames = 4
 
 // redefined returns the metrics that both runs define, but in different ways. Descriptions and presentation do not

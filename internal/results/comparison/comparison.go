@@ -130,8 +130,8 @@ type Change struct {
 
 // Missing is an effect that some of the compared runs do not have. If Compared is set, other runs of both sides have
 // it, and there is a change between these. Trials are not lost at random, so the change is not resolved if a run lost
-// the effect. A run whose version of Tare did not measure the effect, or measured it by an earlier rule, only makes
-// fewer repeats.
+// the effect. A run whose version of Tare did not measure the effect, or measured it by an earlier rule, only makes the
+// number of repeats smaller.
 type Missing struct {
 	Of
 	Compared bool     `json:"compared"`

@@ -20,8 +20,8 @@ import (
 type LedgerOptions struct {
 	Top   int // rows of a table, the biggest first; 0: 10, negative: all
 	Depth int // levels of control groups below the root; deeper groups are added to the row above them; 0: all
-	// Match holds patterns of control groups; only matching groups and those below them get a row; empty: all. Groups
-	// that a rule names always have a row.
+	// Match holds patterns of control groups; only matching groups and those below them get a row; empty: all. Groups that
+	// a rule for charges names always have a row.
 	Match []string
 }
 
@@ -51,7 +51,7 @@ func (o LedgerOptions) rows(n int) int {
 }
 
 // Ledger writes the account for people: the budget, components and workloads, the heaviest programs with where they
-// ran, the heaviest groups with their eBPF part, maps, the cost of the scale itself, and warnings.
+// ran, the heaviest groups with their eBPF part, maps, the cost of Tare itself, and warnings.
 func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	t := newText(w, o)
 	t.titles = l.Titles()
@@ -104,7 +104,7 @@ func each(all iter.Seq[*ledger.Ledger], write func(*ledger.Ledger) error) error 
 	return nil
 }
 
-// withoutOwn returns a ledger without the scale's own programs: their cost is in the section on the scale itself.
+// withoutOwn returns a ledger without Tare's own programs: their cost is in the section on Tare itself.
 func withoutOwn(l *ledger.Ledger) *ledger.Ledger {
 	others := *l
 	others.Programs = slices.DeleteFunc(slices.Clone(l.Programs), func(p ledger.Program) bool { return p.Own })

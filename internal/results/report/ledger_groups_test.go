@@ -118,7 +118,7 @@ func TestGroupRowsAddUp(t *testing.T) {
 		}
 		r.Shuffle(len(groups), func(i, j int) { groups[i], groups[j] = groups[j], groups[i] })
 		tree := NewGroupTree(&ledger.Ledger{Cgroups: groups})
-		var want *int64 // of the counters that have no known one above them
+		var want *int64 // sum of the counters that have no known counter above them
 		for i := range groups {
 			n := groups[i].CPUNanoseconds()
 			if n != nil && tree.Nearest(i, func(j int) bool { return groups[j].CPUSeconds != nil }) < 0 {

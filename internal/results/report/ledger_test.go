@@ -9,7 +9,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// weighed returns the text of a ledger in which one program ran for 127 ms, of which samples split the given seconds.
+// weighed returns the text of a ledger in which one program ran for 127 ms. Samples place the given seconds of that
+// time in control groups.
 func weighed(t *testing.T, split float64) string {
 	t.Helper()
 	const ran = 0.127

@@ -434,7 +434,8 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// FuzzShown: a name of any bytes takes at most the given number of cells, by both ways of package ansi to count them.
+// FuzzShown: a name of any bytes takes at most the given number of cells, counted in either of the ways that package
+// ansi offers.
 func FuzzShown(f *testing.F) {
 	f.Add(evil, 10)
 	f.Add("plain", 5)

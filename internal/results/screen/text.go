@@ -55,7 +55,7 @@ func clipped(s string, cells int) string {
 	return s + "~"
 }
 
-// width returns the maximum number of cells that a result of shown takes.
+// width returns the maximum number of cells that text takes which the function shown has escaped.
 func width(s string) (cells int) {
 	for _, r := range s {
 		cells += wide(r)
@@ -63,7 +63,7 @@ func width(s string) (cells int) {
 	return cells
 }
 
-// left and right pad a result of shown to a number of cells.
+// left and right pad such text to a number of cells.
 func left(s string, cells int) string  { return s + strings.Repeat(" ", max(cells-width(s), 0)) }
 func right(s string, cells int) string { return strings.Repeat(" ", max(cells-width(s), 0)) + s }
 

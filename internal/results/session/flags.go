@@ -68,7 +68,8 @@ func (f *Flags) RegisterSpec(fs *pflag.FlagSet) {
 	fs.StringArrayVar(&f.Overrides.Set, "set", nil, "setting=value, or setting=a,b to sweep; may be repeated")
 }
 
-// Check rejects zeros, which spec.Overrides takes for what the spec says, and records whether a seed was given.
+// Check rejects zeros that the user gave, because spec.Overrides takes a zero to mean the value in the spec. It also
+// records whether a seed was given.
 func (f *Flags) Check(fs *pflag.FlagSet) error {
 	f.seeded = fs.Changed("seed")
 	o := f.Overrides

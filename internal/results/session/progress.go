@@ -186,7 +186,7 @@ func (p *progress) clear() {
 
 func (p *progress) done() { p.clear() }
 
-// interrupted may be called while say is running, so it writes with a single call.
+// interrupted may be called while the method say is running, so it writes with a single call.
 func (p *progress) interrupted() {
 	text := "tare: interrupted; taking the trial down\n"
 	if p.terminal {
