@@ -148,7 +148,7 @@ func TestCharger(t *testing.T) {
 	}
 }
 
-// What only starting needed is given back.
+// TestAfterStart: memory that only the start needed is given back.
 func TestAfterStart(t *testing.T) {
 	files := func() uint64 {
 		self, err := procfs.Self()

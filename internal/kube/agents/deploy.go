@@ -164,8 +164,9 @@ func (c *Cluster) job(ctx context.Context, what, namespace, name, run string) (J
 	return Job{}, nil
 }
 
-// AgentsOf finds the Job that owns what a run (Owner.Run) has in the agents' namespace, by the name in the run's Job.
-// Anybody may have written that one, so the Job found has no UID unless it names the run itself.
+// AgentsOf finds the Job that owns the objects of a run (Owner.Run) in the agents' namespace, by the name that the
+// run's own Job has for it. Anybody may have written the run's Job, so the result has no UID unless the Job found names
+// the run in turn.
 func (c *Cluster) AgentsOf(ctx context.Context, run, namespace, name string) (Job, error) {
 	return c.job(ctx, TemporaryName, namespace, name, run)
 }
@@ -176,8 +177,8 @@ func selecting(what ...string) metav1.ListOptions {
 		managedLabel, Manager)}
 }
 
-// removeJob has the garbage collector remove a Job and everything that belongs to it. The Job is left until the
-// garbage collector acts, so that Leftovers finds what belongs to it where that is off.
+// removeJob has the garbage collector remove a Job and everything that belongs to it. The Job is left until the garbage
+// collector acts, so that Leftovers finds what belongs to the Job in a cluster without a garbage collector.
 func (c *Cluster) removeJob(ctx context.Context, j Job) error {
 	how := exactly(j.UID)
 	how.PropagationPolicy = new(metav1.DeletePropagationForeground)
@@ -263,9 +264,9 @@ const (
 	maxEvents  = 100
 )
 
-// refusal returns the newest reason since a time, by the API server's clock, for which the cluster did not create the
-// pods of an object, which a field selector of events names. It returns nil if there is none, or none may be read: the
-// nodes are then reported as those whose agents have not started.
+// refusal returns the newest reason that the cluster has given, since a time by the API server's clock, for not
+// creating the pods of an object. The object is given as a field selector of events. refusal returns nil if there is no
+// such reason, or if events may not be read: the nodes are then reported as those whose agents have not started.
 func (c *Cluster) refusal(ctx context.Context, namespace, object string, since time.Time, hint string) error {
 	events, err := c.core.Events(namespace).List(ctx, metav1.ListOptions{Limit: maxEvents,
 		FieldSelector: "reason=FailedCreate," + object})
@@ -352,7 +353,7 @@ func (c *Cluster) Leftovers(ctx context.Context, namespace string) (all []Leftov
 		return nil, err
 	}
 	both := selecting(TemporaryName, RunName)
-	// Jobs are listed last, so that each of these whose Job is not among them has lost it.
+	// Jobs are listed last, so that an object whose Job is not listed has lost that Job.
 	var others []*metav1.ObjectMeta
 	sets, err := c.apps.DaemonSets(namespace).List(ctx, both)
 	if err != nil {

@@ -93,9 +93,9 @@ func ownLabel(o *unstructured.Unstructured) string {
 	return managedLabel
 }
 
-// Install installs tare-agent on every node permanently, or updates it, and returns when it began by the API server's
-// clock. It calls say with each object that it has applied. A namespace that it has not created stays as it is; if
-// another object is not its own, it changes nothing and returns an error.
+// Install installs tare-agent on every node permanently, or updates it, and returns the time at which it began, by the
+// API server's clock. It calls say with each object that it has applied. A namespace that it has not created stays as
+// it is; if another object is not its own, it changes nothing and returns an error.
 func (c *Cluster) Install(ctx context.Context, namespace, image string, say func(what string)) (
 	began time.Time, err error,
 ) {
@@ -186,7 +186,7 @@ func (c *Cluster) unready(ctx context.Context, set *appsapi.DaemonSet) (all stri
 	return text.ClipLine(all, maxRefusal)
 }
 
-// admits returns a hint on how to have agents admitted that a namespace refuses.
+// admits returns a hint for when a namespace refuses the agents' pods.
 func admits(namespace string) string {
 	return fmt.Sprintf("choose another with -n, or kubectl label --overwrite namespace %s %s=%s", namespace,
 		podSecurityLabel, privileged)
@@ -194,9 +194,9 @@ func admits(namespace string) string {
 
 const byOthers = "change it with the tool that installed it, or remove it first"
 
-// isTheirs reports whether an object exists in the cluster that Install has not created. It is an error if the object
-// is not a namespace, because Apply takes over whatever has equal values, and if it is one that refuses the agents'
-// pods.
+// isTheirs reports whether an object exists in the cluster that Install has not created. It returns an error as well if
+// such an object is not a namespace, because Apply takes over whatever has equal values, or if it is a namespace that
+// refuses the agents' pods.
 func (c *Cluster) isTheirs(ctx context.Context, o *unstructured.Unstructured) (bool, error) {
 	r, err := c.resource(o)
 	if err != nil {

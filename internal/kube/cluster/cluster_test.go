@@ -250,7 +250,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestReserveUnknown: what serves a node is not said to be 0, or little, if no rule names what runs outside of pods.
+// TestReserveUnknown: the usage of what serves a node is unknown, rather than 0 or little, if no rule names what runs
+// outside of pods.
 func TestReserveUnknown(t *testing.T) {
 	for _, test := range []struct {
 		name         string

@@ -122,7 +122,7 @@ func (a *attachment) client() *coordinator.Client {
 	})
 }
 
-// command returns the command that follows the run again, and hint a hint with that command.
+// command returns the command that resumes following the run; hint returns a hint with that command.
 func (a *attachment) command() string {
 	return "kubectl tare attach " + a.run.Name + " -n " + a.run.Namespace
 }

@@ -27,16 +27,16 @@ import (
 )
 
 const (
-	quiet      = 2 * time.Second        // without a new event: those that are missing are lost
-	whole      = 500 * time.Millisecond // the same, where none is missing
+	quiet      = 2 * time.Second        // without a new event, after which missing events are lost
+	whole      = 500 * time.Millisecond // the same if no event is missing
 	drainMost  = 30 * time.Second
-	refusedIn  = 500 * time.Millisecond // until the API server has refused to let a log be read, if it does
+	refusedIn  = 500 * time.Millisecond // for the API server to refuse to let a log be read
 	logHistory = 60                     // seconds of a log that are read from before it is followed
 	maxLine    = 64 << 10               // bytes of a line that are looked at; the rest is skipped
 )
 
 // logs counts the events in the logs of an installed subject. Each log is followed from before the loads begin, so that
-// the kubelet may rotate it meanwhile, and an event counts from the time that its node gives its line.
+// the kubelet may rotate it meanwhile, and whether an event counts depends on the time that its node gives its line.
 type logs struct {
 	cancel context.CancelFunc
 	ended  sync.WaitGroup
@@ -52,7 +52,8 @@ type count struct {
 	err  error // why the log can no longer be followed
 }
 
-// follow begins to read the logs of the arm's subject on the nodes of the loads. It returns nil for an arm without any.
+// follow begins to read the logs of the arm's subject on the nodes of the loads. It returns nil for an arm without such
+// logs.
 func (x *trial) follow(ctx context.Context) (*logs, error) {
 	if x.marks == nil || x.marks.Logs == nil {
 		return nil, nil
@@ -85,7 +86,7 @@ func (x *trial) follow(ctx context.Context) (*logs, error) {
 	return l, nil
 }
 
-// logged returns the container of each node of the loads whose log has the subject's events.
+// logged returns, for each node of the loads, the container whose log has the subject's events.
 func (x *trial) logged(all []api.Pod) (map[string]*ledger.Name, error) {
 	logged := map[string]*ledger.Name{}
 	for _, p := range x.loads {
@@ -132,7 +133,7 @@ func refusedLogs(err error, namespace string) error {
 
 // read counts the events in the log of a container, until ctx ends.
 func (x *trial) read(ctx context.Context, l *logs, node string, of *ledger.Name) {
-	// The time from which the log is read is by the node's clock, where an absolute one would be by this machine's.
+	// SinceSeconds counts back by the node's clock, whereas an absolute time would be by this machine's.
 	stream, err := x.o.Cluster.Core().Pods(of.Namespace).GetLogs(of.Pod, &api.PodLogOptions{Container: of.Container,
 		Follow: true, Timestamps: true, SinceSeconds: new(int64(logHistory))}).Stream(ctx)
 	if err == nil {

@@ -34,7 +34,7 @@ factors:
   nodes: [1, 2, 5]
 `
 
-// TestTakeLog: of the lines of a log, those count that match, from the time on at which the loads begin.
+// TestTakeLog: a line of a log counts if it matches and its time is not before the loads begin.
 func TestTakeLog(t *testing.T) {
 	begin := time.Date(2026, 11, 30, 12, 0, 0, 5000, time.UTC)
 	event := func(line []byte) bool { return bytes.Contains(line, []byte("exec")) }
@@ -66,7 +66,8 @@ func TestTakeLog(t *testing.T) {
 	}
 }
 
-// TestSettle: the counts are those after a pause, or an error if a log can no longer be followed.
+// TestSettle: settle returns the counts after a pause without new events, or an error if a log can no longer be
+// followed.
 func TestSettle(t *testing.T) {
 	l := &logs{counts: map[string]*count{"a": {N: 5}, "b": {N: 7}}}
 	late := time.AfterFunc(time.Second, func() { l.add("b", time.Now()) })
