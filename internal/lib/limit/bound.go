@@ -68,7 +68,7 @@ type bounded struct {
 	mu      sync.Mutex
 	open    int
 	unknown *list.List // of *admitted that are not settled, the oldest first; nil for AtMost
-	away    int        // connections closed since said
+	away    int        // connections closed since the time in said
 	said    time.Time
 }
 
@@ -140,8 +140,8 @@ func (a *admitted) leave() {
 	}
 }
 
-// use records that requests begin or end. A connection with requests in progress is not in the list of unknown; when
-// its last request ends, it is put at the end of the list.
+// use records that the given number of requests begin or, if it is negative, end. A connection with requests in
+// progress is not in the list of unknown; when its last request ends, it is put at the end of the list.
 func (a *admitted) use(requests int) {
 	a.by.mu.Lock()
 	defer a.by.mu.Unlock()

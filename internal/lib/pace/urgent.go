@@ -12,8 +12,8 @@ import (
 
 // A storm of execs can keep all tasks outside its control group off the CPU for more than a second: the kernel's fair
 // scheduler lets a group that is always runnable, but never with the same task for long, exceed its share by far (seen
-// on 6.18 with v1 groups, whatever their weights; a shell loop does it too). A scale that is delayed like this cannot
-// read counters at the edges of a window. The scale needs little CPU time, so it runs before all other tasks during
+// on 6.18 with v1 groups, whatever their weights; a shell loop does it too). If Tare were delayed like this, it could
+// not read counters at the edges of a window. It needs little CPU time, so it runs before all other tasks during
 // windows with such a load. Its cost is reported as usual.
 
 // schedParam is struct sched_param of sched_setscheduler(2).

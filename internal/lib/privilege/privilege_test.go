@@ -16,8 +16,8 @@ import (
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 )
 
-// asked is the variable that makes this test binary a process which gives up its privileges: all of them, or all but
-// one where it says so.
+// asked is the environment variable that makes this test binary a process which gives up its privileges: all of them,
+// or all but one, as its value says.
 const (
 	asked   = "TARE_TEST_DROP"
 	all     = "all"

@@ -11,8 +11,8 @@ import (
 )
 
 // ownNoise is a dependence that the twins do not show, or that white noise hides. draw returns the values of baseline,
-// twin and subject, and the subject's true difference, shift. most is the largest allowed percentage of runs that miss
-// it without a warning.
+// twin and subject, and the subject's true difference, shift. most is the largest allowed percentage of runs whose
+// interval misses shift without a warning.
 type ownNoise struct {
 	name string
 	most float64

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestPredict: what an exact line predicts, what its interval is made of, and why there is none.
+// TestPredict: the prediction of an exact line, what its interval consists of, and the reasons why there may be none.
 func TestPredict(t *testing.T) {
 	at := func(blocks int, y func(b int, x float64) float64, levels ...float64) []Observation {
 		var all []Observation

@@ -1,5 +1,5 @@
 // Package interval computes intervals for counts of samples or events. It is separate from package stats because the
-// scale needs only these, without the linear algebra.
+// packages that weigh a machine (internal/scale) need only these, without the linear algebra.
 package interval
 
 import (
