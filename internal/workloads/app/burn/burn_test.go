@@ -11,7 +11,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// used is the CPU time of this process in seconds.
+// used returns the CPU time of this process in seconds.
 func used(t *testing.T) float64 {
 	t.Helper()
 	var u unix.Rusage
@@ -21,7 +21,7 @@ func used(t *testing.T) float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// burned is the CPU time that a share takes of one second, and by how many threads.
+// burned returns the CPU time that an application with the given share uses in one second, and its number of threads.
 func burned(t *testing.T, share float64) (seconds float64, threads int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -44,8 +44,8 @@ func TestServe(t *testing.T) {
 	if threads != 0 {
 		t.Errorf("%d threads for nothing", threads)
 	}
-	// CPU time that other processes take is missing here, so that only the upper bounds are certain. If they leave
-	// little, the order is random, but not repeatedly.
+	// Other processes take CPU time from this one, so only the upper bounds are certain. If they leave little, the order
+	// of the two values is random, but not in many tries.
 	const most = 10
 	for try := 1; ; try++ {
 		half, threads := burned(t, 0.5)

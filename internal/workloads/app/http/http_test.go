@@ -97,7 +97,7 @@ func TestTooLargeABody(t *testing.T) {
 	url := serve(t, Options{})
 	r, err := http.Post(url, "", io.LimitReader(zeros{}, maxEcho+1))
 	if err != nil {
-		return // the server hung up before the client had read its answer: as good
+		return // the server hung up before the client had read its answer, which is fine too
 	}
 	if status, _ := answer(t, r, nil); status != http.StatusRequestEntityTooLarge {
 		t.Errorf("status %d, want 413", status)

@@ -50,7 +50,7 @@ func TestHTTP2(t *testing.T) {
 		t.Errorf("%s is served unasked", r.Proto)
 	}
 	r, err := client2.Post(serve(t, Options{Protocol: HTTP2}), "", io.LimitReader(zeros{}, maxEcho+1))
-	if err == nil { // else the server hung up before the client had read its answer: as good
+	if err == nil { // else the server hung up before the client had read its answer, which is fine too
 		if status, _ := answer(t, r, nil); status != http.StatusRequestEntityTooLarge {
 			t.Errorf("HTTP/2: status %d, want 413", status)
 		}

@@ -12,7 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Every protocol is served with TLS as without, with a certificate for the address, and then not without TLS.
+// TestTLS: with TLS, every protocol is served as without it, with a certificate for the address, and cleartext is
+// refused.
 func TestTLS(t *testing.T) {
 	trusting := &tls.Config{InsecureSkipVerify: true}
 	dial := func(o Options, next ...string) *tls.Conn {

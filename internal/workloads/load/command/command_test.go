@@ -111,7 +111,7 @@ func said(requests, failed int64, rate, p50 float64) *tool.Reading {
 	return r
 }
 
-// printed is the output of a tool in a file of testdata, without the tool's own time.
+// printed returns the reading of a file in the tools' testdata, without the duration that the tool printed.
 func printed(t *testing.T, file string) *tool.Reading {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("tool", "testdata", file))
@@ -237,8 +237,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestFailuresVoidTheRate: tools count what failed in their rate, so that a subject that refuses everything would look
-// fast.
+// TestFailuresVoidTheRate: failures void the rate. Tools count failed requests in it, so a subject that refuses
+// everything would look fast.
 func TestFailuresVoidTheRate(t *testing.T) {
 	all := func(string) bool { return true }
 	for _, g := range []*measured.Gate{measured.GateIdle, measured.GateErrors} {

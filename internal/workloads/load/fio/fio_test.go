@@ -23,7 +23,7 @@ import (
 	"tare/test/metrictest"
 )
 
-// What the engine looks for.
+// These are the interfaces that the engine looks for.
 var _ interface {
 	kind.Joiner
 	kind.Installed
@@ -31,7 +31,7 @@ var _ interface {
 	measured.Judge
 } = guest{}
 
-// defaults are the settings of a spec that has none.
+// defaults returns the values of the settings in a spec that sets none.
 func defaults() param.Values {
 	v := param.Values{}
 	for _, s := range settings {
@@ -40,7 +40,7 @@ func defaults() param.Values {
 	return v
 }
 
-// result is that of a load whose program printed a text.
+// result returns the result of a load whose program printed a text.
 func result(t *testing.T, text string, size float64) load.Result {
 	t.Helper()
 	reading, err := tool.Parse("fio", []byte(text))
@@ -73,7 +73,8 @@ func values(loads map[string]load.Result) map[string]float64 {
 	return m.Values()
 }
 
-// TestMetrics: bytes per second are fio's own, of both directions, and are added up over loads of this kind alone.
+// TestMetrics: the bytes per second are those that fio prints, in both directions, added up over loads of this kind
+// only.
 func TestMetrics(t *testing.T) {
 	const rate = "fio_bytes_per_second"
 	one, mixed := result(t, fixture(t, "fio-group.json"), 1<<20), result(t, fixture(t, "fio-mixed.json"), 2<<20)
@@ -116,7 +117,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestBounded: a file is never larger than disk and memory bear, and a disk without room is said.
+// TestBounded: a file is never larger than the disk and the memory allow, and a full disk is an error.
 func TestBounded(t *testing.T) {
 	dir := t.TempDir()
 	var disk unix.Statfs_t
@@ -148,7 +149,7 @@ func TestBounded(t *testing.T) {
 	}
 }
 
-// TestCommandLine: Debian's fio does what the settings say on a small file, and its words can be read.
+// TestCommandLine: Debian's fio does what the settings say on a small file, and its output can be parsed.
 func TestCommandLine(t *testing.T) {
 	program, err := exec.LookPath(name)
 	if err != nil {

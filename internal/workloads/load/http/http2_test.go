@@ -18,7 +18,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// go2 is Go's own server, of HTTP/2 with prior knowledge.
+// go2 starts Go's own server of HTTP/2 with prior knowledge, and returns its URL.
 func go2(t testing.TB, h http.Handler) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -38,7 +38,8 @@ var echo2 = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(w, r.Body)
 })
 
-// raw2 is a server that does what answer says for each request; its false ends the connection.
+// raw2 starts a server that calls answer for each request, and returns its URL. The connection ends when answer returns
+// false.
 func raw2(t testing.TB, answer func(*http2.Framer, net.Conn, uint32) bool) string {
 	return server(t, func(c net.Conn) {
 		if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
@@ -67,10 +68,10 @@ func ok2(f *http2.Framer, _ net.Conn, id uint32) bool {
 	return true
 }
 
-// ample is drain and timeout where a busy machine must not turn slow into failed.
+// ample is a drain and timeout so long that a slow request on a busy machine does not fail.
 const ample = 20 * time.Second
 
-// runUntil runs o until enough has happened: a machine may stand still for all of a window.
+// runUntil runs o repeatedly until enough(result) is true, because a machine may stand still for a whole window.
 func runUntil(t *testing.T, o Options, duration time.Duration, enough func(*load.Result) bool) *load.Result {
 	t.Helper()
 	r := run(t, o, 0, duration)
@@ -143,7 +144,7 @@ func TestClosedLoop2(t *testing.T) {
 	}
 }
 
-// Streams are as many requests at once as were asked for, on as many connections.
+// TestStreamsAtOnce: the load makes as many concurrent requests as its streams and connections allow.
 func TestStreamsAtOnce(t *testing.T) {
 	t.Parallel()
 	var now, most atomic.Int64
@@ -166,7 +167,7 @@ func TestStreamsAtOnce(t *testing.T) {
 	}
 }
 
-// An answer that is longer than the windows that the load grants at first comes whole.
+// TestLongAnswers2: an answer longer than the windows that the load grants at first arrives completely.
 func TestLongAnswers2(t *testing.T) {
 	t.Parallel()
 	const size = 2*streamCredit + 12345
@@ -188,7 +189,7 @@ func TestHostileServers2(t *testing.T) {
 		want   string // kind of error; empty for none
 	}{
 		{"good", ok2, ""},
-		// What the server has not read when it closes makes the end a reset.
+		// If the server closes before it has read everything, the connection ends with a reset.
 		{"close at once", func(*http2.Framer, net.Conn, uint32) bool { return false }, "closed or reset"},
 		{"close mid-body", func(f *http2.Framer, _ net.Conn, id uint32) bool {
 			answers(f, id, false, ":status", "200")
@@ -218,14 +219,14 @@ func TestHostileServers2(t *testing.T) {
 		{"never answers", then(func(*http2.Framer, net.Conn, uint32) {}), "timeout"},
 		{"endless body", func(f *http2.Framer, c net.Conn, id uint32) bool {
 			answers(f, id, false, ":status", "200")
-			// Beyond the windows, in the end; before that for longer than the load waits.
+			// This exceeds the windows eventually, but only after the load has given up.
 			for f.WriteData(id, false, make([]byte, 16<<10)) == nil {
 				time.Sleep(2 * time.Millisecond)
 			}
 			return false
 		}, "timeout"},
 		{"PINGs", func(f *http2.Framer, c net.Conn, id uint32) bool {
-			for f.WritePing(false, [8]byte{}) == nil { // and nothing is read
+			for f.WritePing(false, [8]byte{}) == nil { // and the server reads nothing
 			}
 			return false
 		}, "response"},
@@ -268,8 +269,8 @@ func TestHostileServers2(t *testing.T) {
 	}
 }
 
-// A server that leaves after every few requests, as nginx and Envoy do, costs no request: those it has not looked at
-// are sent again over new connections.
+// TestServerLeaves: no request fails if a server sends GOAWAY after every few requests, as nginx and Envoy do: those
+// that it has not processed are sent again over new connections.
 func TestServerLeaves(t *testing.T) {
 	t.Parallel()
 	var left atomic.Int64
@@ -290,7 +291,7 @@ func TestServerLeaves(t *testing.T) {
 			if !is {
 				continue
 			}
-			if n++; n > 10 { // says so late: this and later ones are not looked at
+			if n++; n > 10 { // GOAWAY comes late: this request and later ones are not processed
 				if n == 11 {
 					left.Add(1)
 					_ = f.WriteGoAway(last, 0, nil)
@@ -313,7 +314,7 @@ func TestServerLeaves(t *testing.T) {
 	}
 }
 
-// Bytes that come back are requests over TCP, on kept connections and on new ones.
+// TestTCP: over TCP, bytes that the server returns count as answered requests, on kept connections and on new ones.
 func TestTCP(t *testing.T) {
 	t.Parallel()
 	url := server(t, func(c net.Conn) { _, _ = io.Copy(c, c) })
@@ -337,7 +338,7 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// A request that times out takes nothing from the others on its connection: it is cancelled, and they go on.
+// TestTimeoutOfOneStream: a request that times out is cancelled, and does not affect the others on its connection.
 func TestTimeoutOfOneStream(t *testing.T) {
 	t.Parallel()
 	url := raw2(t, func(f *http2.Framer, c net.Conn, id uint32) bool { return id%14 == 1 || ok2(f, c, id) })
@@ -353,7 +354,7 @@ func TestTimeoutOfOneStream(t *testing.T) {
 	}
 }
 
-// A server that goes away is counted, and a closed loop against it does not spin.
+// TestServerGoesAway2: requests to a server that has gone count as errors, and a closed loop does not spin.
 func TestServerGoesAway2(t *testing.T) {
 	for _, rate := range []float64{200, 0} {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -391,12 +392,12 @@ func TestServerGoesAway2(t *testing.T) {
 	}
 }
 
-// A server that allows fewer streams later than at first, on connections that are made anew, makes requests wait.
+// TestFewerStreamsLater: requests wait if a server allows fewer streams on new connections than on the first.
 func TestFewerStreamsLater(t *testing.T) {
 	t.Parallel()
 	var most atomic.Int64
 	r := &load.Result{}
-	for try := 0; r.Done < 20 && len(r.Errors) == 0 && try < 20; try++ { // each at a server that knows no connection yet
+	for try := 0; r.Done < 20 && len(r.Errors) == 0 && try < 20; try++ { // each with a server without any connection yet
 		url := server(t, fewerStreamsLater(&most))
 		o := Options{Targets: []string{url}, Protocol: HTTP2, Streams: 6, Connections: 1, KeepAlive: true,
 			Drain: 100 * time.Millisecond, Timeout: ample, Threads: 1}
@@ -407,7 +408,8 @@ func TestFewerStreamsLater(t *testing.T) {
 	}
 }
 
-// fewerStreamsLater answers as such a server, and counts the most streams at once on a connection that knows its limit.
+// fewerStreamsLater returns the behaviour of such a server. It records in most the largest number of concurrent streams
+// on a connection whose client knows the limit.
 func fewerStreamsLater(most *atomic.Int64) func(net.Conn) {
 	var connections atomic.Int64
 	return func(c net.Conn) {
@@ -416,7 +418,7 @@ func fewerStreamsLater(most *atomic.Int64) func(net.Conn) {
 		}
 		f := http2.NewFramer(c, c)
 		f.ReadMetaHeaders = hpack.NewDecoder(tableSize, nil)
-		first := connections.Add(1) <= 2 // the trial before the start, and the first of the load
+		first := connections.Add(1) <= 2 // the test connection before the start, and the first of the load
 		if first {
 			_ = f.WriteSettings()
 		} else {
@@ -442,7 +444,7 @@ func fewerStreamsLater(most *atomic.Int64) func(net.Conn) {
 					most.Store(int64(len(open)))
 				}
 				if !acked {
-					// Requests that were under way before it could know: refuse none, answer all.
+					// The client sent these requests before it could know the limit: answer all of them.
 					for _, id := range open {
 						answers(f, id, true, ":status", "200")
 					}

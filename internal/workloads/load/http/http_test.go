@@ -85,7 +85,8 @@ func server(t testing.TB, serve func(net.Conn)) string {
 	return "http://" + listener.Addr().String() + "/"
 }
 
-// answering serves requests without body by calling answer for each; its false closes the connection.
+// answering returns a function that serves requests without a body: it calls answer for each, and closes the connection
+// when answer returns false.
 func answering(answer func(net.Conn) bool) func(net.Conn) {
 	return func(c net.Conn) {
 		r := bufio.NewReaderSize(c, 512)
@@ -111,7 +112,7 @@ func say(text string) func(net.Conn) bool {
 	return func(c net.Conn) bool { _, err := c.Write(b); return err == nil }
 }
 
-// run prepares o and runs it from now on.
+// run prepares a load with the options o and runs it at once.
 func run(t testing.TB, o Options, warmup, duration time.Duration) *load.Result {
 	t.Helper()
 	g, err := Prepare(t.Context(), o)
@@ -161,7 +162,7 @@ func TestOpenLoopCounts(t *testing.T) {
 			o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: tt.rate, Threads: tt.threads, Connections: 8,
 				KeepAlive: tt.keepAlive, Drain: 20 * time.Second}
 			r := run(t, o, 100*time.Millisecond, 500*time.Millisecond)
-			// The first of the window may round to either side of its edge.
+			// The first start may be rounded to either side of the edge of the window.
 			if want := int64(tt.rate / 2); r.Intended < want-1 || r.Intended > want+1 || r.Done != r.Intended {
 				t.Errorf("%d intended, %d done, want %d of both; errors %v", r.Intended, r.Done, want, r.Errors)
 			}
@@ -192,8 +193,8 @@ func TestPoissonCounts(t *testing.T) {
 	}
 }
 
-// Connections that the server closes when they are idle are not those that were asked for, although all were open at
-// the beginning.
+// TestConnectionsClosedWhenIdle: connections that the server closes when they are idle do not count as held, although
+// all were open at the beginning.
 func TestConnectionsClosedWhenIdle(t *testing.T) {
 	for _, tt := range []struct {
 		idle        time.Duration
@@ -250,13 +251,14 @@ func TestStallShowsAtFullLength(t *testing.T) {
 		return n
 	}
 	for _, part := range []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 180 * time.Millisecond} {
-		// Intended between the start of the stall and part before its end: none of them can have been answered sooner.
+		// Requests intended between the start of the stall and the time part before its end: none can have been answered
+		// sooner.
 		want := int64((stall-part).Seconds()*rate) - 1
 		if got := atLeast(load.Latency, int64(part)*99/100); got < want {
 			t.Errorf("%d latencies of at least %s, want %d", got, part, want)
 		}
 	}
-	// Seen from the sending, as a closed loop sees it, only one per connection is slow.
+	// Measured from when requests are sent, as in a closed loop, only one request on each connection is slow.
 	if got := atLeast(load.Service, int64(150*time.Millisecond)); got > 8 {
 		t.Logf("%d services of at least 150 ms; an idle machine shows 4", got)
 	}
@@ -285,7 +287,7 @@ func TestTargetsTakeTurns(t *testing.T) {
 		r := run(t, Options{Targets: urls, Connections: 4, Arrivals: pace.Constant, Rate: 800, KeepAlive: keepAlive,
 			Drain: 20 * time.Second}, 0, 250*time.Millisecond)
 		least := int64(80)
-		if keepAlive { // each has half of the connections, and which of these is free when one is wanted is up to the machine
+		if keepAlive { // each has half of the connections, and it is chance which of them is free
 			least = 30
 		}
 		if a, b := hits[0].Load(), hits[1].Load(); r.Done != 200 || a+b != 200 || a < least || b < least {
@@ -294,7 +296,7 @@ func TestTargetsTakeTurns(t *testing.T) {
 	}
 }
 
-// timeWaits counts sockets in TIME_WAIT that have port on either side.
+// timeWaits counts sockets in TIME_WAIT that have the URL's port on either side.
 func timeWaits(t *testing.T, url string) (n int) {
 	t.Helper()
 	port, err := strconv.Atoi(strings.Trim(url[strings.LastIndexByte(url, ':')+1:], "/"))
@@ -320,7 +322,8 @@ func timeWaits(t *testing.T, url string) (n int) {
 	return n
 }
 
-// More connections in a few seconds than one pair of addresses has ports, and nothing left of them.
+// TestManyConnectionsLeaveNothing: a load makes more connections in a few seconds than one pair of addresses has ports,
+// and leaves none in TIME_WAIT.
 func TestManyConnectionsLeaveNothing(t *testing.T) {
 	const connections, rate = 42_000, 14_000
 	url := server(t, answering(func(c net.Conn) bool { say(okAnswer)(c); return false }))
@@ -329,7 +332,7 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 	if r.Done != connections || len(r.Errors) > 0 {
 		t.Errorf("%d of %d done, errors %v", r.Done, connections, r.Errors)
 	}
-	// A reset and the server's own close may cross; what one side has reset the other cannot keep for long.
+	// A reset and the server's own close may cross, but a connection that one side has reset does not last on the other.
 	left := timeWaits(t, url)
 	t.Logf("%d connections, %d in TIME_WAIT", r.Done, left)
 	if left > 0 {
@@ -427,12 +430,11 @@ func TestHostileServers(t *testing.T) {
 					Threads: 1, Drain: 20 * time.Second,
 					Timeout: 300 * time.Millisecond} // deadline under test
 				if tt.want == "" {
-					o.Timeout = 10 * time.Second // a busy machine must not turn slow into failed
+					o.Timeout = 10 * time.Second // a slow request on a busy machine must not fail
 				}
 				r := run(t, o, 0, 150*time.Millisecond)
-				// On a busy machine what the server sends unasked may cross the next request, which then fails; and
-				// the generator may stand still for the whole window. That is by chance, and does not happen every
-				// time.
+				// On a busy machine, data that the server sends unasked may cross the next request, which then fails, or the
+				// generator may stand still for the whole window. Neither happens every time.
 				chance := func() bool {
 					return tt.name == "speaks unasked" && r.Errors["response"] > 0 || r.Done == 0 && len(r.Errors) == 0
 				}
@@ -452,7 +454,7 @@ func TestHostileServers(t *testing.T) {
 	}
 }
 
-// A server that goes away is counted, and a closed loop against it does not spin.
+// TestServerGoesAway: requests to a server that has gone count as errors, and a closed loop does not spin.
 func TestServerGoesAway(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -478,8 +480,8 @@ func TestServerGoesAway(t *testing.T) {
 	}
 }
 
-// TestAnswersInTheWindow: a server that can answer at most 200 requests/s is asked for 300/s. The queue is answered
-// after the window, and is not part of its rate; the queue of the warm-up is answered in it, and is.
+// TestAnswersInTheWindow: a server that can answer at most 200 requests/s gets 300/s. Answers to the queue come after
+// the window and do not count in its rate; answers to the queue of the warm-up come in the window and do.
 func TestAnswersInTheWindow(t *testing.T) {
 	url := server(t, answering(func(c net.Conn) bool { time.Sleep(5 * time.Millisecond); return say(okAnswer)(c) }))
 	for _, warmup := range []time.Duration{0, 200 * time.Millisecond} {
@@ -581,7 +583,8 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
-// What Options do not check is bounded by the settings, which every way to them checks.
+// TestSettingsBoundOptions: what Options do not check is bounded by the settings, which are checked wherever options
+// come from.
 func TestSettingsBoundOptions(t *testing.T) {
 	for name, value := range map[string]string{"tls": "most", "rate": "-1", "connections": "-1", "source": "any",
 		"request-body": "-1", "timeout": "-1s", "streams": "-1", "threads": "-1", "protocol": "http3", "arrivals": "even"} {
@@ -592,8 +595,8 @@ func TestSettingsBoundOptions(t *testing.T) {
 	}
 }
 
-// Recycled sockets make real connections: the server sees one for each request, from the same few sockets. A server
-// that fails half of them takes the others nothing.
+// Recycled sockets make real connections: the server sees one for each request, from the same few sockets. If a server
+// fails half of the requests, the others are not affected.
 func TestRecycle(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -623,7 +626,7 @@ func TestRecycle(t *testing.T) {
 			if n := accepted.Load(); n < r.Done+failed {
 				t.Errorf("%d connections for %d requests", n, r.Done+failed)
 			}
-			// One address for each socket, and one for the trial before the start.
+			// One address for each socket, and one for the test connection before the start.
 			if n := sources.Load(); !tt.fails && n > 5 {
 				t.Errorf("connections came from %d addresses: the sockets were made anew", n)
 			}
@@ -886,7 +889,8 @@ func TestStallsAreToldApart(t *testing.T) {
 	t.Logf("of all: p50 %d p90 %d p95 %d us; undisturbed: %d %d %d us; %+v", all.ValueAtQuantile(50)/1e3,
 		all.ValueAtQuantile(90)/1e3, all.ValueAtQuantile(95)/1e3,
 		quiet.ValueAtQuantile(50)/1e3, quiet.ValueAtQuantile(90)/1e3, quiet.ValueAtQuantile(95)/1e3, run)
-	// A tenth takes 3 ms by itself: it must not be mistaken for a stall's doing, nor may the stalls' 100 ms be left.
+	// A tenth of the requests takes 3 ms without any stall. These must not be taken for stalled ones, and nothing of the
+	// 100 ms of the stalls may be left.
 	if q := quiet.ValueAtQuantile(97); q < 3e6 {
 		t.Errorf("p97 of the undisturbed is %d us: the slow requests are missing", q/1e3)
 	}
@@ -895,7 +899,7 @@ func TestStallsAreToldApart(t *testing.T) {
 	}
 }
 
-// TestNobodySaysStalls: unless stalls are announced, nothing is logged, and the result has no more than before.
+// TestNobodySaysStalls: unless stalls are announced, requests are not logged, and the result has nothing about stalls.
 func TestNobodySaysStalls(t *testing.T) {
 	g, err := Prepare(t.Context(), Options{Targets: []string{server(t, answering(say(okAnswer)))}, Arrivals: pace.Constant,
 		Rate: 100, KeepAlive: true})

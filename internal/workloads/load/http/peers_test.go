@@ -68,7 +68,7 @@ func peer(t *testing.T, address string, args ...string) {
 	}
 }
 
-// program is the path of a program that test/setup installs.
+// program returns the path of a program that test/setup installs.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	for _, at := range []string{name, "/usr/sbin/" + name} {
@@ -80,7 +80,7 @@ func program(t *testing.T, name string) string {
 	return ""
 }
 
-// works has the load put a server to work: every request of an open loop is answered, and a closed one gets answers.
+// works fails the test unless a server answers every request of an open loop, and some of a closed loop.
 func works(t *testing.T, o Options, opens bool) {
 	t.Helper()
 	o.KeepAlive, o.Drain, o.Timeout, o.Arrivals = true, ample, ample, pace.Constant
@@ -108,7 +108,7 @@ func TestPeerNghttpd(t *testing.T) {
 	}
 	host, port := freeAddress(t)
 	url := "http://" + net.JoinHostPort(host, port)
-	// A table of 0 bytes: the requests must do without one.
+	// The server has an HPACK table of 0 bytes, so requests must not refer to it.
 	peer(t, net.JoinHostPort(host, port), path, "--no-tls", "-a", host, "-d", dir, "--echo-upload",
 		"--header-table-size=0", port)
 	works(t, Options{Targets: []string{url + "/file"}, Protocol: HTTP2, Connections: 2, Streams: 3}, false)
@@ -137,7 +137,7 @@ func TestPeerNginx(t *testing.T) {
 	for _, what := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
 		temps += fmt.Sprintf("%s_temp_path %s/%s;\n", what, dir, what)
 	}
-	// It leaves after 50 requests, without an error for any.
+	// nginx closes connections after 50 requests, without an error for any.
 	text := fmt.Sprintf(`daemon off; worker_processes 1; pid %[1]s/pid; error_log %[1]s/errors;
 events { worker_connections 100; }
 http {
@@ -161,7 +161,7 @@ http {
 		Connections: 2, Streams: 10}, true)
 }
 
-// grpcEcho is grpc-go's server with an echo; requests with a value of 7 bytes fail.
+// grpcEcho starts grpc-go's server with an echo method, and returns its address. Requests with a value of 7 bytes fail.
 func grpcEcho(t *testing.T, options ...grpc.ServerOption) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -208,7 +208,7 @@ func TestPeerGRPC(t *testing.T) {
 	}
 }
 
-// Envoy is no package of Debian's: the test runs where one is in the PATH.
+// Debian has no package of Envoy: the test runs only where Envoy is installed.
 func TestPeerEnvoy(t *testing.T) {
 	t.Parallel()
 	path := envoy.Path(t)

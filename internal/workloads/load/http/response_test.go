@@ -12,7 +12,7 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// outcome is what reading a stream of bytes came to.
+// outcome is the result of reading a stream of bytes.
 type outcome struct {
 	status   int
 	complete bool // the response ended, by its framing or by the end of the stream
@@ -151,8 +151,8 @@ func TestResponse(t *testing.T) {
 	}
 }
 
-// FuzzResponse holds the reader against itself, in other pieces, and against net/http: what both
-// accept must have one status and, if the connection is to carry more, end at the same byte.
+// FuzzResponse compares the reader with itself, fed in other pieces, and with net/http: a response that both accept
+// must have the same status in both and, if the connection can carry another, end at the same byte.
 func FuzzResponse(f *testing.F) {
 	for _, r := range responses {
 		if len(r.stream) < 1000 {
@@ -179,7 +179,7 @@ func FuzzResponse(f *testing.F) {
 		for {
 			theirs, err := http.ReadResponse(buffered, request)
 			if err != nil {
-				return // stricter than Tare: names and values of every field
+				return // net/http is stricter: it checks the names and values of all fields
 			}
 			if theirs.StatusCode < 200 && theirs.StatusCode != 101 {
 				continue
@@ -214,8 +214,7 @@ func BenchmarkResponse(b *testing.B) {
 	}
 }
 
-// BenchmarkFasthttp is the same by the parser that would have been the alternative; it needs the bytes behind a
-// bufio.Reader.
+// BenchmarkFasthttp does the same with the parser of fasthttp, the alternative, which needs a bufio.Reader.
 func BenchmarkFasthttp(b *testing.B) {
 	var r fasthttp.Response
 	source := bytes.NewReader(typical)

@@ -26,10 +26,10 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// quiet is a log of what clients that leave do to a server.
+// quiet discards what a server logs when clients leave.
 var quiet = log.New(io.Discard, "", 0)
 
-// echoTLS is net/http's server with TLS; it answers what it was sent.
+// echoTLS starts net/http's server with TLS, which echoes bodies.
 func echoTLS(t *testing.T) *httptest.Server {
 	t.Helper()
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -96,7 +96,7 @@ func TestTLS(t *testing.T) {
 		Body:        50 << 10}, false)
 }
 
-// Without keepalive each request has a handshake of TLS, which is part of its latency.
+// TestTLSByTheRequest: without keep-alive, each request has a TLS handshake, which is part of its latency.
 func TestTLSByTheRequest(t *testing.T) {
 	t.Parallel()
 	url := echoTLS(t).URL + "/"
@@ -182,7 +182,7 @@ func TestTLSVerifies(t *testing.T) {
 	}
 }
 
-// What goes wrong in a handshake has a name, and leaves nothing behind.
+// TestTLSFailures: failed handshakes are counted by kind, and leave nothing behind.
 func TestTLSFailures(t *testing.T) {
 	good := echoTLS(t).TLS
 	for kind, timeout := range map[string]time.Duration{

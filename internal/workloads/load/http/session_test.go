@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// bench is a session without a socket, that sends again as soon as a request has ended, up to a limit.
+// bench is a session without a socket. As soon as a request has ended, it sends another, up to a limit.
 type bench struct {
 	*session
 	left    int // requests still to be sent
@@ -72,7 +72,7 @@ func (b *bench) feedAll(p []byte, piece int) error {
 	return nil
 }
 
-// says is what a server says: frames by write.
+// says returns the bytes of the frames that write writes, as a server would send them.
 func says(write func(*http2.Framer)) []byte {
 	var b bytes.Buffer
 	write(http2.NewFramer(&b, nil))
@@ -95,7 +95,7 @@ func answers(f *http2.Framer, id uint32, end bool, fields ...string) {
 		EndHeaders: true})
 }
 
-// TestBreaches: what ends a connection, and that it does however the bytes come.
+// TestBreaches: violations of the protocol end a connection, however the bytes are divided.
 func TestBreaches(t *testing.T) {
 	ok := func(f *http2.Framer) { _ = f.WriteSettings() }
 	after := func(more func(*http2.Framer)) []byte {
@@ -207,7 +207,7 @@ func TestBreaches(t *testing.T) {
 	}
 }
 
-// TestEndings: what becomes of the requests of a session.
+// TestEndings: how the requests of a session end.
 func TestEndings(t *testing.T) {
 	const whole = "\x00\x00\x00\x00\x02\x0a\x00"
 	trailer := func(f *http2.Framer, code string) { answers(f, 1, true, "grpc-status", code, "grpc-message", "hm") }
@@ -426,8 +426,8 @@ func TestAnsweredEarly(t *testing.T) {
 	}
 }
 
-// TestSmallTable: a server whose HPACK table is smaller than the usual gets header blocks that it can read, before and
-// after it says so; and requests too large for a table do, too.
+// TestSmallTable: a server whose HPACK table is smaller than the usual gets header blocks that it can decode, before
+// and after it announces the size. The same holds for requests that are too large for the table.
 func TestSmallTable(t *testing.T) {
 	for _, tt := range []struct {
 		size    uint32
@@ -488,7 +488,7 @@ func TestSessionsAllocateNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := says(func(f *http2.Framer) {
-		block := append(headerBlockOf(":status", "200"), 0, 1, 'x', 3, 'a', 'b', 'c') // the second is not for the table
+		block := append(headerBlockOf(":status", "200"), 0, 1, 'x', 3, 'a', 'b', 'c') // the second field is not added to the table
 		_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block, EndHeaders: true})
 		_ = f.WriteData(1, true, make([]byte, 100))
 	})
@@ -514,7 +514,7 @@ func TestSessionsAllocateNothing(t *testing.T) {
 	}
 }
 
-// deaf is an owner that keeps nothing.
+// deaf is an owner that ignores the ends of streams.
 type deaf struct{}
 
 func (deaf) streamEnded(int, ending) {}
@@ -586,7 +586,7 @@ func FuzzHTTP2(f *testing.F) {
 		if errs[0] == nil && !bytes.Equal(outs[0], outs[1]) {
 			t.Fatalf("whole: %x; in pieces: %x", outs[0], outs[1])
 		}
-		// The one frame that is taken apart here is taken apart as by the library.
+		// The only frame that this package unpacks itself (unwrap) is unpacked as by the library.
 		reference := http2.NewFramer(nil, bytes.NewReader(p))
 		reference.SetMaxReadFrameSize(largestFrame)
 		at := 0

@@ -10,12 +10,13 @@ import (
 	"tare/internal/lib/param"
 )
 
-// serving is an application by its name alone.
+// serving is an application that has only a name.
 type serving string
 
 func (s serving) About() kind.About { return kind.About{Name: string(s)} }
 
-// TestCheckSetup: the load goes to an application of kind http only where that serves what it speaks, and to any other.
+// TestCheckSetup: the load can use an application of kind http only if that serves its protocol, and any application of
+// another kind.
 func TestCheckSetup(t *testing.T) {
 	for _, c := range []struct {
 		app            serving
@@ -48,7 +49,7 @@ func TestCheckSetup(t *testing.T) {
 	}
 }
 
-// TestOptionsOf: options that leave something open and settings that do mean the same.
+// TestOptionsOf: options with zero fields mean the same as the default settings.
 func TestOptionsOf(t *testing.T) {
 	v := param.Defaults(Settings)
 	v["rate"] = "500"
@@ -68,7 +69,7 @@ func TestOptionsOf(t *testing.T) {
 		}
 	}
 
-	v["drain"] = "0s" // is no default that is left open
+	v["drain"] = "0s" // 0s is a value here, and not the default
 	if o, err = OptionsOf(v); err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ func schedule(warmup, duration time.Duration) role.Schedule {
 	return role.Schedule{Begin: pace.Now() + int64(5*time.Millisecond), Warmup: int64(warmup), Duration: int64(duration)}
 }
 
-// run starts a load, and runs it from when it is ready: starting it may take longer than a window does.
+// run makes a probe, and runs it once it is ready, because starting it may take longer than a window.
 func run(t *testing.T, o Options, warmup, duration time.Duration) (*Probe, *load.Result) {
 	t.Helper()
 	p, err := New(o)
@@ -34,7 +34,8 @@ func run(t *testing.T, o Options, warmup, duration time.Duration) (*Probe, *load
 	return p, r
 }
 
-// Every wake-up of the window is there, on every CPU, and none of the warm-up. Nothing counts as a request.
+// TestEveryWakeUpCounts: the histogram has every wake-up of the window on every CPU, and none of the warm-up. Nothing
+// counts as a request.
 func TestEveryWakeUpCounts(t *testing.T) {
 	p, r := run(t, Options{Interval: time.Millisecond}, 20*time.Millisecond, 100*time.Millisecond)
 	h, err := r.Histogram(Delay)
@@ -53,8 +54,8 @@ func TestEveryWakeUpCounts(t *testing.T) {
 	}
 }
 
-// A process of a higher class holds a CPU: the wake-ups that it held up must show, each with what was left of the time.
-// It is a process of one thread and not a goroutine, which the runtime would interrupt.
+// TestHeldUp: while a process of a higher scheduling class holds a CPU, each delayed wake-up counts with the time that
+// was left. The holder is a process with one thread, because the runtime would interrupt a goroutine.
 func TestHeldUp(t *testing.T) {
 	p, err := New(Options{Interval: time.Millisecond})
 	if err != nil {
@@ -120,7 +121,7 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
-// The role: ready, start, result, end; and an end that comes early.
+// TestRole: the messages ready, start, result and end, and an end that comes early.
 func TestRole(t *testing.T) {
 	for _, early := range []string{"", "before the start", "while it runs"} {
 		t.Run(early, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"tare/test/metrictest"
 )
 
-// What the engine looks for.
+// These are the interfaces that the engine looks for.
 var _ interface {
 	kind.Player
 	kind.Checker
@@ -24,7 +24,7 @@ var _ interface {
 	measured.Judge
 } = guest{}
 
-// trial is one of 2 s in which a load wrote 1,000 times a second, with another load beside it.
+// trial returns a trial of 2 s in which a load wrote 1,000 times a second, with another load beside it.
 func trial(t *testing.T) *measured.Measured {
 	t.Helper()
 	r := load.Result{
@@ -56,7 +56,7 @@ func trial(t *testing.T) *measured.Measured {
 	return m
 }
 
-// TestMetrics: they are of this load alone, whatever runs beside it.
+// TestMetrics: the metrics cover loads of this kind only, whatever other loads run.
 func TestMetrics(t *testing.T) {
 	m := trial(t)
 	got := m.Values()
@@ -68,7 +68,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	r := m.Loads["files"]
-	r.Late = 1000 // and how many bytes were written in the window is unknown
+	r.Late = 1000 // so it is unknown how many bytes were written in the window
 	m.Loads["files"] = r
 	if v, ok := m.Values()["written_bytes_per_second"]; ok {
 		t.Errorf("bytes that were written after the window are among %g per second", v)

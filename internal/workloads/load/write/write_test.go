@@ -40,7 +40,7 @@ func schedule(warmup, duration time.Duration) role.Schedule {
 	return role.Schedule{Begin: pace.Now() + int64(5*time.Millisecond), Warmup: int64(warmup), Duration: int64(duration)}
 }
 
-// start makes a load, which the test closes in the end; then nothing of it may be left.
+// start makes a load that is closed when the test ends, and fails the test if anything is left of it.
 func start(t *testing.T, o Options) *Load {
 	t.Helper()
 	l, err := New(o)
@@ -58,7 +58,7 @@ func start(t *testing.T, o Options) *Load {
 	return l
 }
 
-// adds fails the test where the numbers of a result do not add up.
+// adds fails the test if the numbers of a result do not add up.
 func adds(t *testing.T, r *load.Result) {
 	t.Helper()
 	failed := int64(0)
@@ -77,7 +77,7 @@ func adds(t *testing.T, r *load.Result) {
 	}
 }
 
-// TestOpen: every write of the window is there, whatever is done to make it last, and none of the warm-up.
+// TestOpen: with every kind of sync, the result counts every write of the window, and none of the warm-up.
 func TestOpen(t *testing.T) {
 	for _, sync := range []string{SyncNone, SyncFile, SyncData} {
 		t.Run(sync, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// size is the bytes of the files in a directory.
+// size returns the total size of the files in a directory.
 func size(dir string) (total int64) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
@@ -170,7 +170,7 @@ func TestContents(t *testing.T) {
 	}
 }
 
-// TestFull: a disk that is full shows in errors by kind, and the load goes on with the room of its oldest file.
+// TestFull: a full disk shows in the errors by kind, and the load continues with the space of its oldest file.
 func TestFull(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it mounts a small file system")
@@ -199,8 +199,8 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestVanished: a directory that is removed is counted as errors from when the next file is needed, and is no error in
-// the end either.
+// TestVanished: if the directory is removed, writes fail once the next file is needed, and closing the load is not an
+// error.
 func TestVanished(t *testing.T) {
 	o := options(t, param.Values{
 		"rate": "1000", "arrivals": "constant", "workers": "1", "limit": "32768", "drain": "1m",
@@ -220,7 +220,7 @@ func TestVanished(t *testing.T) {
 	}
 }
 
-// TestTally: what a write counts as, by its times. The window is from 1000 to 2000, and the drain ends at 2500.
+// TestTally: how a write is counted, by its times. The window is from 1000 to 2000, and the drain ends at 2500.
 func TestTally(t *testing.T) {
 	broken := failure{"write", unix.EIO}
 	for _, c := range []struct {
@@ -273,7 +273,7 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// TestNeverBegun: what is due when the drain is over was intended, and never sent.
+// TestNeverBegun: writes that are still due when the drain is over count as intended, and not as sent.
 func TestNeverBegun(t *testing.T) {
 	l := start(t, options(t, param.Values{"rate": "1000", "arrivals": "constant", "workers": "1", "drain": "0s"}))
 	s := schedule(0, 100*time.Millisecond)
@@ -336,7 +336,8 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
-// TestRole: ready, start, stalls, result, end; and an end that comes early. The files are gone every time.
+// TestRole: the messages ready, start, stalls, result and end, and an end that comes early. The files are removed in
+// every case.
 func TestRole(t *testing.T) {
 	for _, early := range []string{"", "before the start", "while it runs"} {
 		t.Run(early, func(t *testing.T) {
@@ -393,7 +394,7 @@ func TestRole(t *testing.T) {
 	}
 }
 
-// TestSettingsAreChecked: defaults pass with what a spec must give.
+// TestSettingsAreChecked: the defaults, with the settings that a spec must give, pass the checks.
 func TestSettingsAreChecked(t *testing.T) {
 	v := param.Defaults(Settings)
 	v["rate"] = "100"

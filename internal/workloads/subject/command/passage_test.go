@@ -11,7 +11,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// TestPassage: connections that were there before the loads do not count, and one that was closed soon does.
+// TestPassage: connections that were there before the loads do not count, and one that was soon closed does.
 func TestPassage(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -30,7 +30,7 @@ func TestPassage(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
-	visit() // as when it is looked at whether it is ready
+	visit() // as a readiness check does
 	p, err := newPassage(l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestPassage(t *testing.T) {
 	}
 }
 
-// TestLatePast: a load is seen that begins to go past late in the trial.
+// TestLatePast: a load that begins to bypass the address late in the trial is noticed.
 func TestLatePast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin, looks := time.Now(), 0
@@ -71,7 +71,7 @@ func TestLatePast(t *testing.T) {
 	})
 }
 
-// TestServed: a command in the path of requests knows which application it serves, or says what to write.
+// TestServed: the application that a command in the path of requests serves is found, or the error says what to write.
 func TestServed(t *testing.T) {
 	app, load := &kind.Part{}, func(to string) *kind.Part { return &kind.Part{To: to} }
 	one := &kind.Setup{Applications: map[string]*kind.Part{"web": app}, Loads: map[string]*kind.Part{"a": load("web")}}

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// TestSteadyFrom: start-up is over when the CPU time is what it is in the end.
+// TestSteadyFrom: start-up is over when the rate of CPU time has reached its final value.
 func TestSteadyFrom(t *testing.T) {
 	const ms = time.Millisecond
-	// readingsOf are readings every 50 ms of a command that takes the given part of a CPU in each of these steps.
+	// readingsOf returns readings every 50 ms of a command that uses the given fraction of a CPU in each interval.
 	readingsOf := func(parts ...float64) []reading {
 		all := []reading{{}}
 		for _, p := range parts {
@@ -45,7 +45,7 @@ func TestSteadyFrom(t *testing.T) {
 	}
 }
 
-// TestWatch: one whose CPU time goes up and down is not waited for without end, and the wait ends with its context.
+// TestWatch: the wait for a command whose CPU time goes up and down is limited, and ends with its context.
 func TestWatch(t *testing.T) {
 	var used time.Duration
 	after, settled, err := watch(t.Context(), time.Now(), func() time.Duration { return used })

@@ -43,7 +43,7 @@ var settings = []param.Setting{
 	Components,
 }
 
-// Components is the setting for the cost of a subject, also of others that are installed.
+// Components is the setting for the cost of an installed subject. Other kinds of installed subjects use it, too.
 var Components = param.Setting{Name: componentsKey, Type: param.TypeText, Reach: param.ReachNothing,
 	Doc: "what its cost is: rules as of `tare weigh --tare`, separated by semicolons, such as " +
 		"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule " +

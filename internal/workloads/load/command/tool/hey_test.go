@@ -23,7 +23,7 @@ func TestStatusLineUnknown(t *testing.T) {
 	}
 }
 
-// A quantile that is written in a way that is not known is named, and the others are read.
+// TestStrangeQuantiles: a warning names a quantile in an unknown form, and the others are read.
 func TestStrangeQuantiles(t *testing.T) {
 	for _, c := range []struct{ tool, file, old, strange string }{
 		{"hey", "testdata/hey-0.1.5-status.txt", "  99%% in ", "  p99: "},
@@ -42,7 +42,7 @@ func TestStrangeQuantiles(t *testing.T) {
 	}
 }
 
-// A long output of lines that are not known is named in a few warnings.
+// TestManyStrangeLines: however many lines are unknown, there are only a few warnings.
 func TestManyStrangeLines(t *testing.T) {
 	var output strings.Builder
 	output.WriteString("Summary:\n  Requests/sec:\t1\n\nStatus code distribution:\n  [200]\t1 responses\n\n" +
@@ -56,7 +56,7 @@ func TestManyStrangeLines(t *testing.T) {
 	}
 }
 
-// A sum of parts of which one does not say is not known.
+// TestTogether: a sum over parts is unknown if one part lacks the value.
 func TestTogether(t *testing.T) {
 	n, s, rate := int64(3), 2.0, 1.5
 	whole := Part{Requests: &n, Errors: &n, Seconds: &s, Rate: &rate}

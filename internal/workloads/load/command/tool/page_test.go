@@ -9,7 +9,7 @@ import (
 
 var update = flag.Bool("update", false, "write the table of tools in docs/commands.md anew")
 
-// TestPage: docs/commands.md says of each tool what is read, of which versions, and what its clock measures.
+// TestPage: docs/commands.md lists for each tool which output is read, of which versions, and what its clock measures.
 func TestPage(t *testing.T) {
 	const page, begin, end = "../../../../../docs/commands.md", "<!-- tools -->\n", "<!-- end of tools -->"
 	text, err := os.ReadFile(page)

@@ -14,10 +14,10 @@ import (
 	"tare/test/vm/guest"
 )
 
-// no is a number that a tool does not say.
+// no stands for a number that a tool does not print.
 const no = -1
 
-// want is a Part with no in the place of what is absent.
+// want holds the expected values of a Part; no means that a value must be absent.
 type want struct {
 	requests, errors, bytes            float64
 	seconds, rate                      float64
@@ -63,10 +63,11 @@ func read(t testing.TB, file string) []byte {
 	return []byte(output)
 }
 
-// firstLine of a file in testdata has the tool, its version, and the command line or what it was written after.
+// firstLine matches the first line of a file in testdata: the tool, its version, and the command line, or the source
+// after which the output was written.
 var firstLine = regexp.MustCompile(`^# (\S+) ([0-9a-f][^:]*): .+$`)
 
-// corpus are the files of testdata.
+// corpus returns the names of the files in testdata.
 func corpus(t testing.TB) (files []string) {
 	t.Helper()
 	entries, err := os.ReadDir("testdata")
@@ -81,7 +82,7 @@ func corpus(t testing.TB) (files []string) {
 	return files
 }
 
-// toolOf is the tool whose output a file is, by its first line.
+// toolOf returns the tool whose output a file holds, by its first line.
 func toolOf(t testing.TB, file string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", file))
@@ -92,7 +93,7 @@ func toolOf(t testing.TB, file string) string {
 	return firstLine.FindStringSubmatch(line)[1]
 }
 
-// refused are the outputs that are no result that can be read.
+// refused holds the files whose output must be refused, with a part of the error.
 var refused = map[string]string{
 	"hey-requests.csv": "leave out -o csv", "fio-text.txt": "run it with --output-format=json",
 	"fio-3.33-terse.txt": "fio's terse format", "ab-2.4.67-idle.txt": `no "Requests per second"`, "ab-2.4.67-quiet.txt": "leave out -d",
@@ -100,7 +101,7 @@ var refused = map[string]string{
 	"k6-1.8.1-machine.json": "no metrics.http_reqs", "redis-benchmark-7.0.15-command.csv": "its table is broken",
 }
 
-// TestParse: the numbers are those that a person reads in the outputs, in seconds and bytes, of the whole corpus.
+// TestParse: for the whole corpus, Parse finds the numbers that a person reads in the outputs, in seconds and bytes.
 func TestParse(t *testing.T) {
 	guest.KernelFree(t)
 	seen, outputs := map[string]bool{}, map[string]int{}
@@ -422,7 +423,7 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestWarnings: what a reader of the numbers must know is said.
+// TestWarnings: a reading has warnings about what a reader of its numbers must know.
 func TestWarnings(t *testing.T) {
 	guest.KernelFree(t)
 	for _, c := range []struct{ tool, file, says string }{
@@ -456,12 +457,12 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestWrk2IsNotWrk: both are called wrk, and their clocks differ.
+// TestWrk2IsNotWrk: wrk and wrk2 are distinguished, because both programs are called wrk but their clocks differ.
 func TestWrk2IsNotWrk(t *testing.T) {
 	guest.KernelFree(t)
 	for file, want := range map[string]string{
 		"wrk-latency.txt": "wrk", "wrk2-latency.txt": "wrk2", "wrk2-calibrated.txt": "wrk2",
-		"wrk2-plain.txt": "wrk", // nothing in it tells: see Detect
+		"wrk2-plain.txt": "wrk", // nothing in it shows that it is wrk2: see Detect
 	} {
 		if r, err := Parse("wrk", read(t, file)); err != nil || r.Tool != want {
 			t.Errorf("%s: %q, %v; want %s", file, r.Tool, err, want)
@@ -490,7 +491,8 @@ func TestDetect(t *testing.T) {
 	}
 }
 
-// TestBadOutput: what is not a tool's whole output is an error that says what to do, never a Reading with gaps.
+// TestBadOutput: an output that is incomplete or not the tool's is an error that says what to do, never a Reading with
+// gaps.
 func TestBadOutput(t *testing.T) {
 	guest.KernelFree(t)
 	cut := func(file string, part float64) string {
@@ -555,8 +557,8 @@ func TestBadOutput(t *testing.T) {
 	}
 }
 
-// TestSeveral: the results of two runs, one after the other, are those of neither. Rounds of redis-benchmark are put
-// together, with a warning.
+// TestSeveral: an output with the results of two runs is refused. Rounds of redis-benchmark are combined, with a
+// warning.
 func TestSeveral(t *testing.T) {
 	guest.KernelFree(t)
 	tried := map[string]int{}
@@ -567,7 +569,7 @@ func TestSeveral(t *testing.T) {
 			}
 			one := read(t, file)
 			if _, err := Parse(name, one); err != nil {
-				continue // it is no result
+				continue // the output is refused even alone
 			}
 			tried[name]++
 			for _, between := range []string{"", "now the measured one\n", `{"level":"info"}` + "\n"} {
@@ -583,7 +585,7 @@ func TestSeveral(t *testing.T) {
 					t.Errorf("%s, twice: %v", file, err)
 				}
 			}
-			// What else is printed before and after changes nothing.
+			// Other text before and after the output changes nothing.
 			want, _ := Parse(name, one)
 			for _, more := range []string{"warming up\n", `{"level":"info"}` + "\n"} {
 				if r, err := Parse(name, slices.Concat([]byte(more), one, []byte("\n"+more))); err != nil ||
@@ -600,16 +602,16 @@ func TestSeveral(t *testing.T) {
 	}
 }
 
-// TestOtherDigits: a comma for the decimal point, as in the locale of Germany, and marks between thousands: what was
-// read before is read alike, or the output is refused, or a warning names what is not read.
+// TestOtherDigits: if numbers have a decimal comma, as in German, or separators between thousands, the values are the
+// same as before, or the output is refused, or a warning names what is not read.
 func TestOtherDigits(t *testing.T) {
 	guest.KernelFree(t)
 	decimal, thousand := regexp.MustCompile(`[0-9]\.[0-9]`), regexp.MustCompile(`[0-9][0-9]{3}\b`)
-	member := regexp.MustCompile(`^ *"[^"]*" *:`) // of JSON, which any of this breaks
+	member := regexp.MustCompile(`^ *"[^"]*" *:`) // a member of a JSON object; such numbers make JSON invalid
 	digits := regexp.MustCompile(`[0-9]+`)
 	tried := 0
 	for _, file := range corpus(t) {
-		shapes := map[string]bool{} // lines, but for their digits
+		shapes := map[string]bool{} // lines without their digits
 		tool, output := toolOf(t, file), string(read(t, file))
 		was, err := Parse(tool, []byte(output))
 		if err != nil {
@@ -649,7 +651,7 @@ func TestOtherDigits(t *testing.T) {
 	}
 }
 
-// TestByteOrderMark: an output that begins with one is read as without.
+// TestByteOrderMark: a byte order mark at the beginning of an output changes nothing.
 func TestByteOrderMark(t *testing.T) {
 	guest.KernelFree(t)
 	for tool, file := range map[string]string{"redis-benchmark": "redis-benchmark.csv", "fio": "fio-3.41.json",
@@ -662,7 +664,7 @@ func TestByteOrderMark(t *testing.T) {
 	}
 }
 
-// replaced is a file of testdata with some of its words replaced.
+// replaced returns a file of testdata with some of its words replaced.
 func replaced(t testing.TB, file string, pairs ...string) string {
 	t.Helper()
 	text := string(read(t, file))
@@ -674,7 +676,7 @@ func replaced(t testing.TB, file string, pairs ...string) string {
 	return strings.NewReplacer(pairs...).Replace(text)
 }
 
-// TestDoubt: what cannot be read for certain is absent, and a warning says so.
+// TestDoubt: a value that cannot be read with certainty is absent, and a warning says so.
 func TestDoubt(t *testing.T) {
 	guest.KernelFree(t)
 	all := func(Reading) bool { return true }
@@ -756,7 +758,7 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// TestRefused: what contradicts itself or counts under other names is no result.
+// TestRefused: an output that contradicts itself, or has counts under unknown names, is refused.
 func TestRefused(t *testing.T) {
 	guest.KernelFree(t)
 	for _, c := range []struct{ name, tool, output, says string }{
@@ -819,7 +821,7 @@ func TestRefused(t *testing.T) {
 	if err != nil || mixed.Rate != nil || mixed.Parts[0].Rate != nil || *mixed.Parts[0].Requests != 201 {
 		t.Errorf("fio divides what two sections read one after the other by the time of one: %v, %+v", err, mixed)
 	}
-	// The totals count, wherever scenarios stand.
+	// The totals count, even if they come after the scenarios.
 	output := replaced(t, "k6-1.8.1-full.txt")
 	at := strings.Index(output, "  █ TOTAL RESULTS")
 	to := strings.Index(output, "  █ SCENARIO: one")
@@ -829,7 +831,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestOtherVersions: what other versions write otherwise is read as they mean it, or refused.
+// TestOtherVersions: output that other versions write in another form is parsed correctly or refused.
 func TestOtherVersions(t *testing.T) {
 	guest.KernelFree(t)
 	hey := strings.ReplaceAll(string(read(t, "hey.txt")), "% in", "%% in") // of its development branch
@@ -855,7 +857,7 @@ func TestOtherVersions(t *testing.T) {
 	}
 }
 
-// silent is the heading of quantiles in the text of a tool below which no line is known; empty where there is none.
+// silent returns a heading of quantiles in the text of a tool that no known line follows; empty if there is none.
 func silent(r Reading, printed string) string {
 	known, isHeading := heyQuantile(), func(line string) bool { return slices.Contains(heyDistributions, line) }
 	switch r.Tool {
@@ -897,7 +899,7 @@ func silent(r Reading, printed string) string {
 	return heading
 }
 
-// contradictions are figures of one output of which one at least is wrong: all of them are void.
+// contradictions fails the test if a part has values that contradict each other, so that at least one is wrong.
 func contradictions(t *testing.T, p Part, grain float64, left int64) {
 	t.Helper()
 	ladder := []*float64{p.P50, p.P90, p.P99, p.P999, p.Max}
