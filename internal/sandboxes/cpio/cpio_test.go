@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestArchive: what is written is what cpio(1) reads, directories before what is in them.
+// TestArchive: cpio(1) reads back what was written, each directory before the files in it.
 func TestArchive(t *testing.T) {
 	var a Archive
 	a.File("/etc/x", 0o640, []byte("abc"))

@@ -63,7 +63,7 @@ func overheadGroup(o Options, id string) string {
 
 // planGroups determines which directories to make for the sandbox, parents first. It returns an error if the sandbox's
 // own groups already exist. Parents that another sandbox has made belong to both sandboxes; they are removed with the
-// last of these.
+// later of the two.
 func (s *sandbox) planGroups(l *cgroup.Layout, others []*sandbox) error {
 	hs := groupHierarchies(l)
 	made := func(dir string) bool {

@@ -14,7 +14,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// hookPatience is the time limit of a hook that sets none.
+// hookPatience is the time limit of a hook whose configuration has no timeout.
 const hookPatience = time.Minute
 
 // hostHooks returns the hooks that run on the host before the container is created.

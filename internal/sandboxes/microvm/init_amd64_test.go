@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guest runs the guest's first process as a process of this machine, with sockets as ports. What it takes for the end
-// of the machine is the end of its PID namespace.
+// guest runs the guest's first process as a process of this machine, with sockets as ports. When that process powers
+// off the machine, only its PID namespace ends.
 type guest struct {
 	*agent
 	streams [3]net.Conn
@@ -147,8 +147,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// TestNobodyReads: a process that writes to a closed stream gets SIGPIPE, and when a process stops reading, its writer
-// finds out.
+// TestNobodyReads: a process that writes to a closed stream gets SIGPIPE, and when a process stops reading, the side
+// that writes to it is told.
 func TestNobodyReads(t *testing.T) {
 	g := startGuest(t)
 	p := &plan{}
@@ -167,7 +167,7 @@ func TestNobodyReads(t *testing.T) {
 	if _, err := io.ReadFull(g.streams[0], end[:]); err != nil || end != [4]byte{} {
 		t.Errorf("its input: %v, %v", end, err)
 	}
-	// Sending more nevertheless is no error.
+	// Sending more is not an error.
 	if err := sendFrames(g.streams[0], strings.NewReader("nobody reads this")); err != nil {
 		t.Error(err)
 	}
@@ -176,7 +176,7 @@ func TestNobodyReads(t *testing.T) {
 	}
 }
 
-// limited accepts some bytes, and then no more.
+// limited is a writer that fails after a number of bytes.
 type limited struct{ left int }
 
 func (l *limited) Write(b []byte) (int, error) {
@@ -209,8 +209,8 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// TestFailures: errors name what failed: in a plan of the first process, on the way to the program, and the program
-// itself.
+// TestFailures: errors say which call failed: in a plan of the first process, and in the plan of the program before and
+// at its execve.
 func TestFailures(t *testing.T) {
 	g := startGuest(t)
 	p := &plan{}

@@ -26,7 +26,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// bundle makes a configuration that a sandbox can run.
+// bundle makes a bundle that a sandbox can run, and returns its directory and configuration.
 func bundle(t *testing.T) (string, *specs.Spec) {
 	t.Helper()
 	dir := t.TempDir()
@@ -42,7 +42,7 @@ func bundle(t *testing.T) (string, *specs.Spec) {
 	}
 }
 
-// TestCheck: unsupported settings are refused by name; the configuration that each case changes is accepted.
+// TestCheck: unsupported settings are refused by name. The configuration is accepted before each case changes it.
 func TestCheck(t *testing.T) {
 	yes := true
 	limit := int64(1)
@@ -158,7 +158,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestGroups: groups are where Kata's Go runtime has them.
+// TestGroups: the groups have the paths that Kata's Go runtime uses.
 func TestGroups(t *testing.T) {
 	for _, c := range []struct {
 		only               bool
@@ -331,7 +331,7 @@ func TestParseSignal(t *testing.T) {
 	}
 }
 
-// TestTSC: two measurements agree.
+// TestTSC: two measurements of the rate agree.
 func TestTSC(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("other processors have no time stamp counter")
@@ -342,7 +342,7 @@ func TestTSC(t *testing.T) {
 	}
 }
 
-// TestSharedGroups: of two sandboxes with the same parent group the last one removes it, whichever that is.
+// TestSharedGroups: if two sandboxes have the same parent group, the one that is removed last removes it.
 func TestSharedGroups(t *testing.T) {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -396,7 +396,7 @@ func TestAddThreads(t *testing.T) {
 			t.Skipf("needs control groups that can be made: %v", err)
 		}
 		tested = append(tested, h.V2)
-		// A Go program has threads, so that its process has one besides its first.
+		// A Go program, because its process has more than one thread.
 		cmd := exec.Command(os.Args[0], "-test.run", "^TestWaits$")
 		cmd.Env = append(os.Environ(), "TARE_TEST_WAITS=1")
 		stdin, err := cmd.StdinPipe()
@@ -456,7 +456,7 @@ func TestWaits(t *testing.T) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// TestKillsWithoutEnd: lines about kills that are not recorded do not write the state.
+// TestKillsWithoutEnd: kills beyond the maximum do not cause writes of the state.
 func TestKillsWithoutEnd(t *testing.T) {
 	s := &shim{box: &sandbox{dir: t.TempDir()}, spec: &specs.Spec{Linux: &specs.Linux{}}}
 	killed, state := s.killed(64), filepath.Join(s.box.dir, stateName)
@@ -471,8 +471,8 @@ func TestKillsWithoutEnd(t *testing.T) {
 	}
 }
 
-// TestKillWatch: processes that the guest's kernel kills are read from its console, whatever the victim's name
-// contains, and wherever a read ends.
+// TestKillWatch: killed processes are recognized on the guest's console, whatever their names contain, and wherever a
+// Write ends.
 func TestKillWatch(t *testing.T) {
 	const console = "[    6.1] Memory cgroup out of memory: Killed process 80 (dd) total-vm:201388kB, " +
 		"anon-rss:65024kB\r\n" +

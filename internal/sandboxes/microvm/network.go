@@ -85,7 +85,8 @@ func joinNetwork(path string) (uint64, error) {
 }
 
 // findLink returns the interface in this thread's network namespace that has addresses other than link-local ones, or
-// nil if there is none. Several such interfaces are an error. namespace is the inode number of the namespace.
+// nil if there is none. Several such interfaces are an error. namespace is the inode number of that namespace, which
+// becomes the link's Namespace.
 func findLink(namespace uint64) (*link, error) {
 	all, err := netlink.LinkList()
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestDisconnect: a sandbox's filter goes with its qdisc, and nothing of another program does.
+// TestDisconnect: disconnect removes a sandbox's filter and qdisc, and nothing that belongs to other programs.
 func TestDisconnect(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes network namespaces")
@@ -35,10 +35,10 @@ func TestDisconnect(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name   string
-		others func(*link, netlink.Link) error // before the sandbox
-		free   bool                            // nothing filters its packets
+		others func(*link, netlink.Link) error // called before the sandbox connects
+		free   bool                            // whether link.free succeeds
 		after  func(*link, netlink.Link) error
-		left   string // qdisc and number of filters
+		left   string // expected at the end: the qdisc and the number of its filters
 	}{
 		{"alone", nil, true, nil, "none"},
 		{"whose tap device has gone", nil, true, func(_ *link, tap netlink.Link) error {

@@ -8,8 +8,8 @@ import (
 	"tare/internal/experiment/child"
 )
 
-// TestWhyEnded: QEMU and virtiofsd end each other, and the one that ended first by itself is named, whichever was seen
-// first.
+// TestWhyEnded: QEMU and virtiofsd each end when the other does. The reason names the one that ended first, whichever
+// end was noticed first.
 func TestWhyEnded(t *testing.T) {
 	tests := []struct {
 		name            string

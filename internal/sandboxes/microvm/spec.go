@@ -235,8 +235,8 @@ func rootOf(s *specs.Spec, bundle string) string {
 	return filepath.Join(bundle, s.Root.Path)
 }
 
-// networkPath returns the path of the network namespace that the sandbox joins. It returns "" for a new one, without a
-// network.
+// networkPath returns the path of the network namespace that the sandbox joins. It returns "" if the bundle asks for a
+// new namespace, which has no network.
 func networkPath(s *specs.Spec) string {
 	for _, n := range s.Linux.Namespaces {
 		if n.Type == specs.NetworkNamespace {

@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// keeper is a runtime with a process that stays beside its container, as for a virtual machine, and waits for its end
-// itself. The container runs a program, and ends with status 7.
+// keeper is a runtime that leaves a process running beside its container, as runtimes of virtual machines do. That
+// process, and not the shim, is the parent of the container's process. The container runs a program, and ends with
+// status 7.
 const keeper = `#!/bin/sh
 dir=$(dirname "$0")
 for a; do

@@ -53,7 +53,7 @@ func needsRunc(t *testing.T) (r Runtime, self string) {
 	return r, self
 }
 
-// job writes the job of a container that runs a shell command, and gives its path.
+// job writes the job of a container that runs a shell command, and returns the path of the file and the job.
 func job(t *testing.T, r Runtime, self, tree, shell string) (string, Job) {
 	t.Helper()
 	root, err := NewRoot(filepath.Join(t.TempDir(), "rootfs"), self)
@@ -82,7 +82,7 @@ func job(t *testing.T, r Runtime, self, tree, shell string) (string, Job) {
 	return path, j
 }
 
-// ended returns the name of a tree of a process that has ended.
+// ended returns the name of a tree whose process has ended.
 func ended(t *testing.T) string {
 	t.Helper()
 	c := exec.Command("true")
@@ -105,7 +105,7 @@ func groupsOf(t *testing.T, tree string) (found []string) {
 	return found
 }
 
-// TestShim: a container has the shim's streams, the shim exits with the container's status, its end is timed, and
+// TestShim: a container has the shim's streams, the shim exits with the container's status and records its times, and
 // nothing is left.
 func TestShim(t *testing.T) {
 	r, self := needsRunc(t)
@@ -166,7 +166,7 @@ func TestShimForwards(t *testing.T) {
 	if n, err := output.Read(buf); string(buf[:n]) != "hello\n" {
 		t.Errorf("%q, %v", buf[:n], err)
 	}
-	for { // it forwards once the container has started
+	for { // the shim can forward signals once the container has started
 		if times, err := ReadTimes(filepath.Dir(path)); err != nil || times.Started > 0 {
 			break
 		}
@@ -185,7 +185,7 @@ func TestShimForwards(t *testing.T) {
 	}
 }
 
-// TestClean: what a killed run left is removed, with the container; what belongs to a running one is not.
+// TestClean: what a killed run left behind is removed, including the container; what belongs to a running run is not.
 func TestClean(t *testing.T) {
 	r, self := needsRunc(t)
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -234,8 +234,8 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// TestCleanUnknown: what is left of a runtime that was killed while it created a container, and that the runtime
-// itself does not know, is ended and removed.
+// TestCleanUnknown: if a runtime was killed while it created a container, the remains of the container are ended and
+// removed, even though the runtime does not know the container.
 func TestCleanUnknown(t *testing.T) {
 	r, self := needsRunc(t)
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -246,7 +246,8 @@ func TestCleanUnknown(t *testing.T) {
 	_, j := job(t, r, self, tree, "sleep 1000")
 	c := j.Container
 	create := c.Runtime.command(c.Root, "create", "--bundle", c.Bundle, "--pid-file", c.pidFile(), c.ID)
-	// Its streams must not be this test's, because the process that waits in the container would keep them open.
+	// The runtime must not inherit this test's streams, because the process that waits in the container would keep them
+	// open.
 	if err := exec.Command(create[0], create[1:]...).Run(); err != nil {
 		t.Fatal(err)
 	}
@@ -310,7 +311,7 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// TestProbe: a working runtime passes, and the message of one that refuses the machine is quoted.
+// TestProbe: a working runtime passes; if a runtime refuses, the error quotes its message.
 func TestProbe(t *testing.T) {
 	r, self := needsRunc(t)
 	if err := Probe(t.Context(), r, self, 0, nil); err != nil {
@@ -334,12 +335,12 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestProbeHangs: a runtime whose commands hang blocks neither an interrupt nor the clean-up, and what it started is
-// ended with it.
+// TestProbeHangs: a runtime whose commands hang blocks neither an interrupt nor the clean-up, and the processes that it
+// started are ended.
 func TestProbeHangs(t *testing.T) {
 	_, self := needsRunc(t)
 	defer func(was time.Duration) { commandTime = was }(commandTime)
-	commandTime = speed.Scale(300 * time.Millisecond) // in which the script starts
+	commandTime = speed.Scale(300 * time.Millisecond) // the script must start within this time
 	dir := t.TempDir()
 	script, pids := filepath.Join(dir, "hangs"), filepath.Join(dir, "pids")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nsleep 1000 &\necho $! >>"+pids+"\nwait\n"), 0o755); err != nil {
@@ -375,7 +376,7 @@ func TestProbeHangs(t *testing.T) {
 	}
 }
 
-// TestFind: a runtime that is not installed is an error of the machine that says how to get it.
+// TestFind: for a runtime that is not installed, the error has the code fault.Machine and a hint about how to get it.
 func TestFind(t *testing.T) {
 	_, err := Find("no-such-runtime", "/bin/true", nil)
 	if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
@@ -388,8 +389,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestForeignState: files of another user where the state of a container would be are not trusted: programs that they
-// name are not run, and no state is made there.
+// TestForeignState: files of another user at the paths of container state are not trusted: the programs that they name
+// are not run, and no state is created there.
 func TestForeignState(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to give files away")
@@ -434,7 +435,7 @@ func TestForeignState(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, made := newState(base, tree)
-			inside := c.name == "the directory of a container" || c.name == "a job" // which newState does not look into
+			inside := c.name == "the directory of a container" || c.name == "a job" // newState does not check these
 			if harmless := c.name == "nothing"; (made == nil) != (harmless || inside) {
 				t.Errorf("state can be made there: %v", made)
 			}
@@ -446,7 +447,8 @@ func TestForeignState(t *testing.T) {
 	}
 }
 
-// TestJobOfADeadRun: a job names the binary of the run that made it by a link, which may lead to another's by now.
+// TestJobOfADeadRun: a job contains a link to the binary of its run, which may lead to another program after the run's
+// end. readJob replaces it.
 func TestJobOfADeadRun(t *testing.T) {
 	dir := t.TempDir()
 	stale := Runtime{Name: "microvm", Argv: []string{"/tmp/tare-scratch-binary-1/tare", "microvm"}}

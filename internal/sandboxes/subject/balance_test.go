@@ -45,7 +45,8 @@ func TestMain(m *testing.M) {
 // planted is how much memory a process allocates, in bytes.
 const planted = 48 << 20
 
-// plants allocate that much memory of their kind, and return a function that keeps it.
+// plants holds a function for each kind of memory, which allocates that much of it. The memory is in use until the
+// returned function is called.
 var plants = map[string]func() (keep func(), err error){
 	"anonymous memory": func() (func(), error) {
 		b, err := unix.Mmap(-1, 0, planted, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
@@ -161,7 +162,7 @@ func TestBalance(t *testing.T) {
 	charged := func(b *Balance) { near("charged", b.Charged, planted) }
 	for _, c := range []struct {
 		kind  string
-		group string // where it is: among the sandboxes, beside them, or elsewhere on the machine
+		group string // group of the process: "pod" (a sandbox), "load" (beside them), or "" (elsewhere on the machine)
 		check func(*Balance)
 	}{
 		{"anonymous memory", "pod", charged},
@@ -176,7 +177,7 @@ func TestBalance(t *testing.T) {
 			near("kernel and remainder", b.Kernel+b.Remainder, b.Taken)
 		}},
 		{"anonymous memory", "load", func(b *Balance) { near("beside", b.Beside, planted) }},
-		{"a memfd", "", func(*Balance) {}}, // that line also has what neighbours allocate and free
+		{"a memfd", "", func(*Balance) {}}, // not checked: neighbours affect that line, too
 	} {
 		where := c.group
 		if where == "" {
@@ -208,7 +209,8 @@ func TestBalance(t *testing.T) {
 	}
 }
 
-// balanceOf weighs a process that allocates memory in a group; without one it is where this test is.
+// balanceOf returns the balance after a process has allocated memory of a kind in a group, or in this test's group if
+// group is empty.
 func balanceOf(t *testing.T, l *cgroup.Layout, kind, group string) *Balance {
 	t.Helper()
 	tree, err := placement.NewTree(l, "balance")
@@ -263,8 +265,8 @@ func balanceOf(t *testing.T, l *cgroup.Layout, kind, group string) *Balance {
 	return balanced(before, own, w)
 }
 
-// TestBalancedAdds: memory that groups are charged for and that the machine's counters do not name is not part of the
-// remainder, and what they are charged for that existed before is no loss.
+// TestBalancedAdds: memory that is charged to groups but is in none of the machine's counters is not part of the
+// remainder, and memory that existed before it was charged is not a loss.
 func TestBalancedAdds(t *testing.T) {
 	before := proc.Memory{Available: 1000, Kept: 50, Slab: 10}
 	w := weighed{

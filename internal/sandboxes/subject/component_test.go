@@ -25,7 +25,8 @@ func TestRuntimes(t *testing.T) {
 		!slices.Equal(got, []string{"--platform=kvm", "--overlay2=none", "--network=host"}) {
 		t.Errorf("of runsc: %+v, %q", gvisor, got)
 	}
-	// Tare's own runtime has its annotations, and its default boot timeout, in another package.
+	// The names of annotations, and the default boot timeout, of Tare's own runtime are defined in another package, and
+	// must agree.
 	given := func(within time.Duration) map[string]string {
 		return sandbox.LaunchOf("microvm").Config(param.Values{settingReady: within.String()}, "/pod/beside").Annotations
 	}

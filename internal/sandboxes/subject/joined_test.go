@@ -22,8 +22,8 @@ type noGroup struct{ kind.Group }
 func (noGroup) TreeName() string { return "tare-trial-p1-t1" }
 func (noGroup) Members() []int   { return nil }
 
-// TestLaunchBesideFind: processes are looked for while a load's sandbox is being launched. It is not found before it is
-// complete, and it is afterwards even if it could not be.
+// TestLaunchBesideFind: find may be called while a load's sandbox is being launched. It does not see the sandbox before
+// that is complete, and sees it afterwards even if the launch failed.
 func TestLaunchBesideFind(t *testing.T) {
 	j := &joined{part: &kind.Part{Options: param.Values{settingRuntime: "runc"}}, sandboxes: map[string]*sandboxed{},
 		links: map[string]int{}}
@@ -44,7 +44,7 @@ func TestLaunchBesideFind(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- j.Launch(t.Context(), launch) }()
 	<-began
-	j.find() // the race detector sees whether it reads what Launch writes
+	j.find() // the race detector reports if this reads what Launch writes
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}

@@ -25,17 +25,17 @@ const (
 	outsideCPUMetric = "sandbox_outside_cpus"
 )
 
-// overheadMetrics are these metrics.
+// overheadMetrics are the names of these metrics.
 var overheadMetrics = []string{memoryMetric, podCPUMetric, outsideCPUMetric}
 
-// excess holds, for one arm, the memory and CPUs that a sandbox used beyond the baseline of its block, one value for
-// each planned trial, sorted.
+// excess holds, for one arm, the memory and CPUs that a sandbox used beyond the baseline of its block: one value for
+// each planned trial, in ascending order.
 type excess struct {
 	runtime   string // empty unless applications ran in sandboxes
 	sandboxes int    // the most in one trial
 	memory    []float64
 	cpus      []float64
-	spared    int      // trials lost to other programs or the hypervisor, or without a baseline in the block
+	spared    int      // number of trials lost to other programs or the hypervisor, or without a baseline
 	lost      []string // why other trials have no value
 }
 

@@ -27,8 +27,8 @@ func trialOf(t *testing.T, block int, arm, runtime string, memory, cpus float64)
 	return tr
 }
 
-// TestManifest: the overhead is what an arm takes beyond the baseline of the same block; the largest is declared,
-// rounded up; and the number of trials is enough for the stated percentile.
+// TestManifest: the overhead is what an arm uses beyond the baseline of the same block. The largest value is declared,
+// rounded up, and the stated percentile is the one that the number of trials supports.
 func TestManifest(t *testing.T) {
 	var trials []record.Trial
 	for b := range 12 {
@@ -64,8 +64,8 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// TestNoManifest: where the trials do not bound what a sandbox needs, there is no overhead, and the reason is given. A
-// trial that was lost to others, with all its attempts, is left out.
+// TestNoManifest: if the trials do not bound what a sandbox needs, the reason is given instead of an overhead. A trial
+// whose attempts were all lost to other programs is left out.
 func TestNoManifest(t *testing.T) {
 	failed := func(why string, cause ledger.Cause) func(*record.Trial) {
 		return func(t *record.Trial) {
@@ -83,8 +83,8 @@ func TestNoManifest(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		blocks int
-		change func(*record.Trial) // of one trial
-		repeat func(*record.Trial) // of its further attempt; nil: there is none
+		change func(*record.Trial) // changes one trial
+		repeat func(*record.Trial) // changes the second attempt of that trial; nil: there is none
 		says   string              // instead of a manifest
 		text   string              // in the manifest
 	}{
@@ -131,7 +131,7 @@ func TestNoManifest(t *testing.T) {
 	}
 }
 
-// TestBound: the percentile for which a number of measurements is enough.
+// TestBound: which percentile a number of measurements supports.
 func TestBound(t *testing.T) {
 	for n, want := range map[int]float64{0: 0, 4: 0, 5: 0.5, 10: 0.5, 11: 0.75, 28: 0.75, 29: 0.9, 59: 0.95} {
 		if got, _ := bound(n); got != want {

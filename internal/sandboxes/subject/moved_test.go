@@ -39,7 +39,7 @@ func TestMoved(t *testing.T) {
 			l.Cgroups = append(l.Cgroups,
 				groupOf("/t/subject", string(kind.Subject), "", memoryOf(99, 999, 999)),
 				groupOf(overhead, string(kind.Subject), overheadComponent, c.held),
-				groupOf(overhead+"/1", string(kind.Subject), overheadComponent, c.held)) // is in the one above
+				groupOf(overhead+"/1", string(kind.Subject), overheadComponent, c.held)) // already counted in the group above
 		}
 		m := &measured.Measured{Trial: record.Trial{Ledger: l}}
 		e := &Evidence{Sandboxes: []Sandbox{{Name: "server", Cgroup: pod, Processes: []Process{shim, c.vmm, virtiofsd}}}}

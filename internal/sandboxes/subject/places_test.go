@@ -18,8 +18,8 @@ func group(path, role, component string, hard int64, cpu float64) ledger.Cgroup 
 	return g
 }
 
-// TestPlaces: a virtual machine with only its virtual CPUs in the pod's group is charged there for them, and outside
-// for its memory; each byte and CPU second counts once.
+// TestPlaces: if only the virtual CPUs of a virtual machine are in the pod's group, their CPU time counts there, and
+// its memory in the overhead group. Each byte and each CPU second counts once.
 func TestPlaces(t *testing.T) {
 	used, small := 1.2, 0.1
 	e := &Evidence{Sandboxes: []Sandbox{{Name: "server", Cgroup: "/t/server", Processes: []Process{
@@ -60,7 +60,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestCourse: a part is 0 before it begins and after it ends, and unknown values are not 0.
+// TestCourse: a part is 0 at moments for which it has no value, and unknown values are nil, not 0.
 func TestCourse(t *testing.T) {
 	c := newCourse("x")
 	add := func(ns int64, parts map[string]*float64) {

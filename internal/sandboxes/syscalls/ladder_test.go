@@ -41,7 +41,8 @@ func TestLadder(t *testing.T) {
 	}
 }
 
-// TestMetricsOfSeveralLoads: of several loads of the kind, a time is the mean, and unknown unless all have it.
+// TestMetricsOfSeveralLoads: with several loads of this kind, a time is the mean of theirs, and unknown unless all have
+// it.
 func TestMetricsOfSeveralLoads(t *testing.T) {
 	m := &measured.Measured{}
 	m.Loads = map[string]load.Result{"http": {Generator: "http"}}
@@ -59,7 +60,7 @@ func TestMetricsOfSeveralLoads(t *testing.T) {
 	}
 }
 
-// TestNoDescriptor: a file that cannot be opened is an error, and what was opened before is closed.
+// TestNoDescriptor: if a file cannot be opened, newLadder returns an error and closes the files that it has opened.
 func TestNoDescriptor(t *testing.T) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -85,7 +86,7 @@ func TestNoDescriptor(t *testing.T) {
 	}
 }
 
-// TestSizes: batches approach the requested duration, and an interrupted one does not mislead.
+// TestSizes: the sizes of batches approach the requested duration, also after an interrupted batch.
 func TestSizes(t *testing.T) {
 	n := 1
 	for range 20 {
@@ -99,7 +100,8 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestRole runs the process through the protocol, with a clock that differs from this machine's.
+// TestRole runs the load by the role protocol. The parent's clock differs from the load's, as that of a virtual
+// machine's host does.
 func TestRole(t *testing.T) {
 	in, toChild := io.Pipe()
 	fromChild, out := io.Pipe()

@@ -488,7 +488,7 @@ func TestSessionsAllocateNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := says(func(f *http2.Framer) {
-		block := append(headerBlockOf(":status", "200"), 0, 1, 'x', 3, 'a', 'b', 'c') // the second field is not added to the table
+		block := append(headerBlockOf(":status", "200"), 0, 1, 'x', 3, 'a', 'b', 'c') // the second is not added to the table
 		_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block, EndHeaders: true})
 		_ = f.WriteData(1, true, make([]byte, 100))
 	})
