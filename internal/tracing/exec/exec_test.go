@@ -34,9 +34,9 @@ import (
 	"tare/test/vm/guest"
 )
 
-// The roles that the test binary runs as instead of running tests.
+// If one of these variables is set, the test binary plays a role instead of running tests.
 const (
-	roleEnv   = "TARE_TEST_ROLE"   // the load's, with these options
+	roleEnv   = "TARE_TEST_ROLE"   // the load, with the options in the variable
 	noexecEnv = "TARE_TEST_NOEXEC" // a process in a PID namespace where files in memory cannot be executed
 )
 
@@ -56,8 +56,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// playTarget is what the load executes in some tests. It writes a file with its name that says how it was executed,
-// and ends as the file "end" says.
+// playTarget is the program that the load executes in some tests. It writes how it was executed to a file named after
+// its argument, and ends as the file "end" says.
 func playTarget() int {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -137,7 +137,7 @@ func run(t testing.TB, o Options, warmup, duration time.Duration) (*Load, *load.
 	return l, r
 }
 
-// process is the load as a process in a separate control group.
+// process is a load that runs as a process in a separate control group.
 type process struct {
 	*role.Conn
 	cmd   *osexec.Cmd
@@ -200,7 +200,7 @@ func newTree(t *testing.T) *placement.Tree {
 	return tree
 }
 
-// emptied waits until nothing runs in the process's group any more.
+// emptied waits until the process's group is empty.
 func (p *process) emptied(t *testing.T) {
 	t.Helper()
 	for {
@@ -215,7 +215,7 @@ func (p *process) emptied(t *testing.T) {
 	}
 }
 
-// TestCounts: the load's count equals the kernel's count in its group exactly, from ready to result, storm after
+// TestCounts: from ready to result, the load's count exactly equals the kernel's count of its group, in storm after
 // storm.
 func TestCounts(t *testing.T) {
 	warmed, made := false, 0.0
@@ -245,8 +245,8 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// countBoth returns how many execs were made in all, and in the window. If the machine stands still for all of that,
-// there are none.
+// countBoth compares both counts for one run of the load, and returns how many execs were made in all, and in the
+// window. Both are 0 if the machine stood still for the whole run.
 func countBoth(t *testing.T, o Options) (all, inWindow float64) {
 	p := startProcess(t, o)
 	group, err := execs.CgroupID(p.dir)
@@ -312,8 +312,8 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// TestThird: a rate whose gaps are not a whole number of ns keeps to its schedule: the start at 3 times 10/3 ms is not
-// in a window of 10 ms.
+// TestThird: a rate whose gaps are not a whole number of ns keeps to its schedule: a window of 10 ms has the starts at
+// 0, 1 and 2 times 10/3 ms, and not the one at its end.
 func TestThird(t *testing.T) {
 	guest.KernelFree(t)
 	for _, workers := range []int{1, 2, 3} {
@@ -323,7 +323,7 @@ func TestThird(t *testing.T) {
 	}
 }
 
-// TestMeasures: times, slices and CPU time are those of the window and consistent.
+// TestMeasures: times, slices and CPU time cover the window, and are consistent.
 func TestMeasures(t *testing.T) {
 	guest.KernelFree(t)
 	for name, c := range map[string]struct {
@@ -392,9 +392,9 @@ func TestCPUTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	own, execs = usedCPU(t, unix.RUSAGE_SELF)-own, usedCPU(t, unix.RUSAGE_CHILDREN)-execs
-	// This process supervises the workers, which counts for the load too, and does more than that. An emulated
-	// processor may stand still for seconds before or after the window, which counts as CPU time of the process that
-	// was running.
+	// This process's supervision of the workers counts as CPU time of the load, but not what else the process does. An
+	// emulated processor may stand still for seconds before or after the window, which counts as CPU time of the process
+	// that was running.
 	if r.CPUSeconds > 1.2*(own+execs)+0.02 || r.CPUSeconds < 0.5*execs-0.02 && !testing.Short() {
 		t.Errorf("%g CPU seconds, and the kernel says %g of the execs and %g of this process", r.CPUSeconds, execs, own)
 	}
@@ -410,7 +410,7 @@ func usedCPU(t *testing.T, who int) float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// inEmptyDirectory makes the test binary the target, with a directory for its reports.
+// inEmptyDirectory enters an empty directory, for the reports of playTarget, and returns the test binary as the target.
 func inEmptyDirectory(t *testing.T) (target []byte) {
 	t.Helper()
 	target, err := os.ReadFile("/proc/self/exe")
@@ -481,7 +481,7 @@ func TestFailures(t *testing.T) {
 			}
 			c.o.Workers = 1
 			if testing.Short() {
-				// A storm, because an emulated processor beside others may be too late for every start of a schedule.
+				// A storm, because an emulated processor on a busy machine may be too late for every start of a schedule.
 				c.o.Rate = 0
 			}
 			var r *load.Result
@@ -528,8 +528,8 @@ func TestNoProcesses(t *testing.T) {
 	}
 }
 
-// TestWorkerKilled: if a worker is killed, the load has no result, and its error says which it was; the others end
-// with it.
+// TestWorkerKilled: if a worker is killed, the other workers are ended, and the load returns an error that names the
+// killed worker, instead of a result.
 func TestWorkerKilled(t *testing.T) {
 	for _, when := range []string{"before the start", "while it runs"} {
 		t.Run(when, func(t *testing.T) {
@@ -591,7 +591,7 @@ func TestRoleEnds(t *testing.T) {
 	}
 }
 
-// TestRole: ready, start, result, end; and an early end.
+// TestRole: the messages ready, start, result and end, and an end that comes early.
 func TestRole(t *testing.T) {
 	for _, early := range []string{"", "before the start", "while it runs"} {
 		t.Run(early, func(t *testing.T) {
@@ -667,8 +667,8 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
-// TestNoexec: where files in memory cannot be executed, the error says what would change that. The setting is changed
-// in a new PID namespace.
+// TestNoexec: if files in memory cannot be executed, the error says which setting to change. The setting is changed in
+// a new PID namespace.
 func TestNoexec(t *testing.T) {
 	const setting = "/proc/sys/vm/memfd_noexec"
 	before, err := os.ReadFile(setting)
@@ -725,7 +725,7 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// TestLayout: histograms have as many buckets as those that they are read into.
+// TestLayout: the workers' histograms have as many buckets as those of the Go library.
 func TestLayout(t *testing.T) {
 	for digits, want := range map[int]int{3: fineCounts, 2: coarseCounts} {
 		if got := len(hdrhistogram.New(1, load.Longest, digits).Export().Counts); got != want {

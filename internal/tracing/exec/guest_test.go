@@ -19,7 +19,7 @@ import (
 
 func part(o param.Values) *kind.Part { return &kind.Part{Kind: kind.Find(kind.Load, Name), Options: o} }
 
-// TestOptions: a storm is a rate of 0, and a spin of 0 is distinguished from the default.
+// TestOptions: a storm becomes a rate of 0, and a spin of 0s is not the default.
 func TestOptions(t *testing.T) {
 	for _, c := range []struct {
 		v    param.Values
@@ -35,7 +35,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestRefused: the events of several loads could not be distinguished in one count.
+// TestRefused: several loads are refused, because their events could not be distinguished in one count.
 func TestRefused(t *testing.T) {
 	err := asLoad{}.Check(param.Values{"count": "2"})
 	if err == nil || !strings.Contains(err.Error(), `more "workers" instead of a "count"`) {
@@ -76,7 +76,7 @@ func measuredExecs(t *testing.T) *measured.Measured {
 	}
 }
 
-// owned sets how late the load itself began each of its execs.
+// owned adds a histogram by which the load itself began each exec late by the given time.
 func owned(t *testing.T, r *load.Result, late time.Duration) {
 	t.Helper()
 	h := hdrhistogram.New(1, load.Longest, 3)
@@ -97,7 +97,8 @@ func slowing() []load.Slice {
 	return slices
 }
 
-// TestCostOfExecs: the cost of an exec is that of those made in the window, with those due in the warm-up.
+// TestCostOfExecs: the cost of the window is divided by all execs made in it, including those that were due in the
+// warm-up.
 func TestCostOfExecs(t *testing.T) {
 	m := measuredExecs(t)
 	r := m.Loads["execs"]
@@ -165,7 +166,7 @@ func TestGates(t *testing.T) {
 	}
 }
 
-// TestGateCountsVoids: if the counts disagree, counts of events are not reported, and times are.
+// TestGateCountsVoids: if the counts disagree, counts of events are not reported, but times are.
 func TestGateCountsVoids(t *testing.T) {
 	m := measuredExecs(t)
 	m.Events.Counted = 2099
@@ -187,7 +188,7 @@ func TestLate(t *testing.T) {
 			inside: inside, outside: outside, after: outside, ended: outside, said: Said{Delivered: delivered, Knows: true},
 		}
 	}
-	// since returns at with n execs of other processes since the load ended.
+	// since is like at, but n of the execs of other processes came after the load had ended.
 	since := func(n, inside, outside, delivered int64) reading {
 		r := at(inside, outside, delivered)
 		r.ended -= n

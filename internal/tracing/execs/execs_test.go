@@ -53,7 +53,7 @@ func read(t testing.TB, c *execs.Counter) execs.Counts {
 	return n
 }
 
-// group is a v2 control group for a test's processes.
+// group is a v2 control group for the processes of a test.
 type group struct {
 	dir *os.File
 	id  uint64
@@ -179,7 +179,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestProgram: the id is that of the program.
+// TestProgram: Program returns the id of the counting program.
 func TestProgram(t *testing.T) {
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(open(t, 1).Program()))
 	if err != nil {
@@ -264,7 +264,7 @@ func openPerf(t *testing.T, id uint64) (p perf) {
 		fd, err := unix.PerfEventOpen(&unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Size: unix.PERF_ATTR_SIZE_VER5,
 			Config: id}, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 		if errors.Is(err, unix.ENODEV) {
-			continue // not online
+			continue // the CPU is not online
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -287,7 +287,7 @@ func (p perf) count(t *testing.T) (sum uint64) {
 	return sum
 }
 
-// TestClose: nothing is left.
+// TestClose: nothing is left in the kernel.
 func TestClose(t *testing.T) {
 	c, err := execs.Open(1)
 	if err != nil {
@@ -297,7 +297,7 @@ func TestClose(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for { // the kernel frees it with a delay
+	for { // the kernel frees the program with a delay
 		p, err := ebpf.NewProgramFromID(id)
 		if errors.Is(err, os.ErrNotExist) {
 			return
@@ -334,8 +334,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// BenchmarkCost measures the program's cost per exec, as its run time in the kernel: half a second of storm per
-// iteration, in a watched group.
+// BenchmarkCost measures the program's cost per exec, as its run time in the kernel. Each iteration is a storm of half
+// a second in the counted group.
 func BenchmarkCost(b *testing.B) {
 	id, err := ownGroup()
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"unsafe"
 )
 
-// Strings are encoded as by encoding/json.
+// FuzzJSONString: strings are encoded as by encoding/json.
 func FuzzJSONString(f *testing.F) {
 	for _, s := range []string{"", "plain", `quo"te\`, "\x00\x01\b\t\n\f\r\x1f\x7f", "<&>", "é世界🙂", "\xff", "a\xc3",
 		"\xed\xa0\x80", "\u2028\u2029\u202a", "\ufffd", "\xf0\x9f\x99"} {
@@ -48,7 +48,7 @@ func makeRecord(h exectraceEvent, name, args string) []byte {
 
 var someGroup = &group{text: []byte("/a"), json: []byte(`"/a"`)}
 
-// Whatever is in the ring, the output is a line of JSON, and a line for people.
+// FuzzRecord: whatever record is in the ring, each output of it is one line, as JSON and as a table.
 func FuzzRecord(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(makeRecord(exectraceEvent{}, "", ""))
@@ -97,7 +97,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// Arguments that could not be read are marked, not left out, and counted.
+// TestUnreadable: events whose arguments or file name could not be read are counted, and delivered with a mark.
 func TestUnreadable(t *testing.T) {
 	for flag, table := range map[exectraceFlags]string{exectraceFlagsARGS_UNREADABLE: " ?\n",
 		exectraceFlagsNAME_UNREADABLE: "\n"} {
@@ -133,13 +133,13 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// A typical record of a storm.
+// usual returns a typical record of a storm.
 func usual() []byte {
 	return makeRecord(exectraceEvent{Time: 1e15, Cgroup: 4711, Pid: 1234, Ppid: 1233,
 		Comm: [16]uint8{'t', 'a', 'r', 'g', 'e', 't'}}, "/dev/fd/3", "tare-exec\x000.123456\x00")
 }
 
-// An event does not allocate.
+// TestNoAllocations: delivering an event allocates no memory.
 func TestNoAllocations(t *testing.T) {
 	tr := &tracer{options: Options{Output: JSON}, out: io.Discard,
 		groups: &groups{seen: map[uint64]*group{4711: someGroup}}, batch: make([]byte, 0, batchBytes+4096)}

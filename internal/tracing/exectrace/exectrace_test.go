@@ -47,7 +47,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// Every field of an exec is correct.
+// TestFields: every field of an event is correct.
 func TestFields(t *testing.T) {
 	dir := newGroup(t, "")
 	id, err := cgroup.ID(dir)
@@ -77,7 +77,7 @@ func TestFields(t *testing.T) {
 			"é世界🙂"}},
 		{name: "no UTF-8", argv: []string{"\xff\xfe", "a\xc3", "\xed\xa0\x80", "line\u2028separator"}},
 		{name: "empty words", argv: []string{"", "", ""}},
-		// Since Linux 5.18 the kernel gives the program one empty argument then.
+		// Since Linux 5.18, the kernel passes one empty argument in this case.
 		{name: "no arguments at all", argv: []string{}, args: []string{""}},
 		{name: "as long as they may be", argv: []string{long[1:]}},
 		{name: "longer by a byte", argv: []string{long}, truncated: true},
@@ -108,7 +108,7 @@ func TestFields(t *testing.T) {
 			if c.truncated {
 				truncated++
 			}
-			// or it was lost
+			// statistics are printed if an event was lost
 			until(func() bool { return len(h.out.lines()) >= int(made) || strings.Contains(h.log.String(), "statistics") })
 			all := deliveries(t, h.out.lines())
 			if len(all) != int(made) {
@@ -135,7 +135,7 @@ func TestFields(t *testing.T) {
 	}
 }
 
-// throughJSON returns strings as they are after JSON, which replaces invalid UTF-8.
+// throughJSON returns strings after encoding to JSON and decoding, which replaces invalid UTF-8.
 func throughJSON(t *testing.T, words []string) (out []string) {
 	t.Helper()
 	b, err := json.Marshal(words)
@@ -158,7 +158,7 @@ func pathOf(t *testing.T, dir string) string {
 	return h.Identity(strings.TrimPrefix(dir, h.Mount))
 }
 
-// Without room for arguments there are none, and the event says so.
+// TestNoArgs: with NoArgs, events have no arguments, and are marked as truncated.
 func TestNoArgs(t *testing.T) {
 	dir := newGroup(t, "")
 	h := trace(t, Options{CgroupDir: dir, Args: NoArgs})
@@ -171,7 +171,8 @@ func TestNoArgs(t *testing.T) {
 	}
 }
 
-// Groups below the traced one are traced, others are not; without a group the whole machine is.
+// TestFilter: execs in the traced group and below it are traced, and others are not. Without a group, those of the
+// whole machine are.
 func TestFilter(t *testing.T) {
 	dir := newGroup(t, "")
 	below, beside := newGroup(t, dir), newGroup(t, "")
@@ -203,14 +204,14 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-// With Node, execs in the tracer's PID namespace and below it are traced, others are not; those of the whole machine are
-// if it is in the initial one.
+// TestNode: with Node, execs in the tracer's PID namespace and below it are traced, and others are not. In the initial
+// namespace, those of the whole machine are.
 func TestNode(t *testing.T) {
 	dir := newGroup(t, "")
 	g := newGenerator(t, tiny(t, "tiny"), dir)
 	elsewhere, shell := *g, *g
 	elsewhere.group = nil
-	shell.program, shell.unshare = "/bin/sh", unix.CLONE_NEWPID // for its children
+	shell.program, shell.unshare = "/bin/sh", unix.CLONE_NEWPID // the children of the shell are in a new PID namespace
 	all := trace(t, Options{Node: true})
 	node := traceApart(t, Options{CgroupDir: dir, Node: true}, nil, ownNode)
 	node.ready()
@@ -228,7 +229,7 @@ func TestNode(t *testing.T) {
 	defer namespace.Close()
 	var inside sync.WaitGroup
 	inside.Go(func() {
-		runtime.LockOSThread() // for good, so that the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
 		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWPID); err != nil {
 			t.Error(err)
 			return
@@ -254,7 +255,7 @@ func TestNode(t *testing.T) {
 		return names
 	}
 	got, s := made(node.out.lines()), lastStatistics(t, node.log.String())
-	if !slices.Equal(got, []string{"inside", "below"}) || s.Seen != 3 { // with the shell
+	if !slices.Equal(got, []string{"inside", "below"}) || s.Seen != 3 { // the third is the shell
 		t.Errorf("of the node: %q, seen %d", got, s.Seen)
 	}
 	got = made(all.out.lines())
@@ -263,7 +264,7 @@ func TestNode(t *testing.T) {
 	}
 }
 
-// Each exec is delivered exactly once.
+// TestIdentities: each exec is delivered exactly once.
 func TestIdentities(t *testing.T) {
 	n := 1000
 	if testing.Short() {
@@ -278,7 +279,7 @@ func TestIdentities(t *testing.T) {
 	once(t, h.out.lines(), n, n)
 }
 
-// once checks that the wanted number of the execs 0 to n-1 was delivered, none twice.
+// once checks that the wanted number of different execs from 0 to n-1 was delivered, and none of them twice.
 func once(t *testing.T, lines []string, n, wanted int) {
 	t.Helper()
 	seen := map[int]bool{}
@@ -294,11 +295,11 @@ func once(t *testing.T, lines []string, n, wanted int) {
 	}
 }
 
-// A tracer that is stopped, with a small ring, loses execs, and reports exactly how many.
+// TestStarved: a tracer with a small ring that is stopped for a while loses execs, and reports exactly how many.
 func TestStarved(t *testing.T) {
-	n, edge, padding := 900, 50, 400 // the last in bytes: six times the size of the ring
+	n, edge, padding := 900, 50, 400 // padding is in bytes; all execs together need six times the size of the ring
 	if testing.Short() {
-		n, edge, padding = 120, 10, 1600 // twice, in fewer execs, which take 30 ms each on an emulated machine
+		n, edge, padding = 120, 10, 1600 // twice the size; an exec takes 30 ms on an emulated machine
 	}
 	dir := newGroup(t, "")
 	p := traceApart(t, Options{CgroupDir: dir, Ring: minRing, Args: 2 * padding}, nil, "")
@@ -312,7 +313,7 @@ func TestStarved(t *testing.T) {
 	if err := p.cmd.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	until(func() bool { return strings.Contains(p.log.String(), "statistics") }) // it reports the loss unasked
+	until(func() bool { return strings.Contains(p.log.String(), "statistics") }) // the tracer reports the loss by itself
 	g.storm(t, n-edge, edge, more)
 	if err := p.cmd.Process.Signal(unix.SIGINT); err != nil {
 		t.Fatal(err)
@@ -332,7 +333,7 @@ func TestStarved(t *testing.T) {
 	}
 }
 
-// Records are complete wherever in the ring they begin.
+// TestRing: records are complete wherever in the ring they begin.
 func TestRing(t *testing.T) {
 	guest.KernelFree(t)
 	const size = 4096
@@ -367,8 +368,8 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// If the reader of the output goes away, or there is no space for it, the tracer ends, says why, and has counted the
-// events that were not delivered.
+// TestOutputFails: if the output cannot be written, because its reader has gone or the disk is full, the tracer ends,
+// says why, and counts the events that were not delivered.
 func TestOutputFails(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -379,11 +380,11 @@ func TestOutputFails(t *testing.T) {
 	g := newGenerator(t, tiny(t, "tiny"), dir)
 	for _, output := range Outputs {
 		if testing.Short() && output != JSON {
-			continue // to the kernel they are all the same, and each starts two tracers
+			continue // each output starts two tracers, and the program in the kernel is the same for all
 		}
 		t.Run(output+" to a full disk", func(t *testing.T) {
 			p := traceApart(t, Options{CgroupDir: dir, Output: output}, full, "")
-			if output != Table { // a table fails at its head
+			if output != Table { // with Table, already the heading cannot be written
 				p.ready()
 				g.storm(t, 0, 3)
 			}
@@ -398,7 +399,7 @@ func TestOutputFails(t *testing.T) {
 			write.Close()
 			p.ready()
 			g.storm(t, 0, 3)
-			// Three lines, besides the head of a table; with Count one line may cover all.
+			// Wait for three lines, not counting the heading of a table. With Count, one line may cover all events.
 			var got buffer
 			until(func() bool {
 				var b [1024]byte
@@ -428,7 +429,8 @@ func checkFailed(t *testing.T, p *apart, want error, delivered uint64) {
 	}
 }
 
-// A write that fails part-way has delivered the complete lines before, and not the one that was cut.
+// TestCutWrite: if a write fails partway, the complete lines that it wrote count as delivered, and the cut one does
+// not.
 func TestCutWrite(t *testing.T) {
 	guest.KernelFree(t)
 	tr := &tracer{out: cutWriter(15), batch: []byte("{1234567}\n{1234567}\n{1234567}\n"), events: 3}
@@ -438,13 +440,13 @@ func TestCutWrite(t *testing.T) {
 	}
 }
 
-// cutWriter accepts a number of bytes of each write.
+// cutWriter accepts that many bytes of each write, and then fails.
 type cutWriter int
 
 func (c cutWriter) Write([]byte) (int, error) { return int(c), unix.ENOSPC }
 
-// The reader sleeps until there is an event: then it wakes at once. After a batch it sleeps for its latency, but wakes
-// when the ring is half full. Here only those wake-ups can wake it, because its latency is an hour.
+// TestWakes: an idle reader wakes at the first event. After a batch it sleeps for the latency, but wakes earlier if the
+// ring is half full. The latency here is an hour, so nothing else can wake it.
 func TestWakes(t *testing.T) {
 	dir := newGroup(t, "")
 	o := Options{CgroupDir: dir, Output: JSON, Ring: minRing, Args: 1024, Latency: time.Hour}
@@ -469,10 +471,10 @@ func TestWakes(t *testing.T) {
 	until(func() bool { return strings.Contains(log.String(), "ready") })
 	g.storm(t, 0, 1)
 	until(func() bool { return len(out.lines()) == 1 })
-	const padding, batch = 800, 60 // more than half of the ring, and less than all
+	const padding, batch = 800, 60 // the batch fills more than half of the ring, but not all of it
 	g.storm(t, 1, batch, strings.Repeat("x", padding))
 	until(func() bool { return len(out.lines()) >= minRing/2/(padding+200) })
-	tell <- unix.SIGUSR1 // also wakes it
+	tell <- unix.SIGUSR1 // the signal also wakes the reader
 	until(func() bool { return strings.Contains(log.String(), "statistics") })
 	stop()
 	if err := <-ended; err != nil {
@@ -481,7 +483,7 @@ func TestWakes(t *testing.T) {
 	once(t, out.lines(), 1+batch, 1+batch)
 }
 
-// Storms on all CPUs lose no event.
+// TestStorms: no event is lost in storms on all CPUs.
 func TestStorms(t *testing.T) {
 	storms, n := 30, 400
 	if testing.Short() {
@@ -493,7 +495,7 @@ func TestStorms(t *testing.T) {
 	for i := range storms {
 		g.storm(t, i*n, n)
 		until(func() bool {
-			return len(h.out.lines()) >= (i+1)*n || strings.Contains(h.log.String(), "statistics") // the statistics of a loss
+			return len(h.out.lines()) >= (i+1)*n || strings.Contains(h.log.String(), "statistics") // of a loss
 		})
 	}
 	if s := h.end(t); s.Seen != uint64(storms*n) || s.Lost != 0 {
@@ -502,7 +504,7 @@ func TestStorms(t *testing.T) {
 	once(t, h.out.lines(), storms*n, storms*n)
 }
 
-// Totals are printed as lines, also while nothing happens, and the last one is correct.
+// TestCount: with Count, totals are printed as lines, even while there are no events, and the last line is correct.
 func TestCount(t *testing.T) {
 	const n = 25
 	dir := newGroup(t, "")
@@ -526,7 +528,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// The table has one line for each event, without terminal control characters.
+// TestTable: the table has one line for each event, without terminal control characters.
 func TestTable(t *testing.T) {
 	dir := newGroup(t, "")
 	h := trace(t, Options{CgroupDir: dir, Output: Table})
@@ -543,7 +545,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// It ends after the time of Options.For.
+// TestFor: the tracer ends after the time Options.For.
 func TestFor(t *testing.T) {
 	dir := newGroup(t, "")
 	var out, log buffer
@@ -555,7 +557,7 @@ func TestFor(t *testing.T) {
 	}
 }
 
-// A tracer that is killed leaves nothing in the kernel.
+// TestKilled: a tracer that is killed leaves nothing in the kernel.
 func TestKilled(t *testing.T) {
 	p := traceApart(t, Options{}, nil, "")
 	p.ready()
@@ -596,7 +598,7 @@ func held(t *testing.T, pid int) (programs, maps, links []uint64) {
 	for _, f := range files {
 		text, err := os.ReadFile(f)
 		if err != nil {
-			continue // closed since
+			continue // the file was closed in the meantime
 		}
 		fields := strings.Fields(string(text))
 		isLink := slices.Contains(fields, "link_id:")
@@ -613,7 +615,7 @@ func held(t *testing.T, pid int) (programs, maps, links []uint64) {
 	return programs, maps, links
 }
 
-// If the machine lacks something, the error has a hint and a code.
+// TestMissing: if the machine lacks something that the tracer needs, the error has a hint and a code.
 func TestMissing(t *testing.T) {
 	for before, want := range map[string]string{dropRights: "run as root", hideBTF: "CONFIG_DEBUG_INFO_BTF"} {
 		t.Run(before, func(t *testing.T) {
@@ -626,7 +628,7 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// A lean process stays small, and goes on working.
+// TestLean: a lean process uses little memory, and still works.
 func TestLean(t *testing.T) {
 	dir := newGroup(t, "")
 	p := traceApart(t, Options{CgroupDir: dir, Lean: true}, nil, "")
@@ -646,7 +648,7 @@ func TestLean(t *testing.T) {
 	}
 }
 
-// A group is named by its path while it exists, else by its id.
+// TestGroups: a group is named by its path while it exists, and by its id otherwise.
 func TestGroups(t *testing.T) {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

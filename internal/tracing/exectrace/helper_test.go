@@ -25,16 +25,16 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// The test binary starts itself again as a tracer, with Options as JSON in this variable.
+// optionsVariable makes the test binary run as a tracer, with the Options in it, as JSON.
 const optionsVariable = "TARE_TEST_EXECTRACE"
 
-// What that tracer must do first, one of the values below.
+// beforeVariable says what that tracer must do first: one of the values below.
 const beforeVariable = "TARE_TEST_EXECTRACE_BEFORE"
 
 const (
 	dropRights = "drop-rights"
 	hideBTF    = "hide-btf" // in a new mount namespace
-	ownNode    = "own-node" // in new PID and mount namespaces: mount its own /proc
+	ownNode    = "own-node" // run in new PID and mount namespaces: mount /proc there
 )
 
 func TestMain(m *testing.M) {
@@ -64,7 +64,7 @@ func tracerMain(text string) int {
 	if err != nil {
 		panic(err)
 	}
-	// As in the command.
+	// Signals are handled as in the command.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
@@ -77,7 +77,7 @@ func tracerMain(text string) int {
 	return int(fault.CodeOf(err))
 }
 
-// buffer is written by the tracer and read by the test.
+// buffer holds text that the tracer writes while the test reads it.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -95,13 +95,13 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// lines returns the complete lines.
+// lines returns the complete lines so far.
 func (b *buffer) lines() []string {
 	all := strings.Split(b.String(), "\n")
 	return all[:len(all)-1]
 }
 
-// until waits until so returns true.
+// until waits until the condition holds.
 func until(so func() bool) {
 	for !so() {
 		time.Sleep(time.Millisecond)
@@ -143,7 +143,7 @@ func (h *here) end(t *testing.T) Statistics {
 	return lastStatistics(t, h.log.String())
 }
 
-// lastStatistics returns the statistics in the last such line of the log, which must add up.
+// lastStatistics returns the last statistics in the log, and checks that they add up.
 func lastStatistics(t *testing.T, log string) Statistics {
 	t.Helper()
 	var s Statistics
@@ -168,7 +168,7 @@ type apart struct {
 	out, log buffer // out is used only if the test gave no file
 }
 
-// traceApart starts a tracer as a process. Its output goes to out, or is kept.
+// traceApart starts a tracer as a process. Its output goes to the file out or, if that is nil, to apart.out.
 func traceApart(t *testing.T, o Options, out *os.File, before string) *apart {
 	t.Helper()
 	text, err := json.Marshal(o)
@@ -184,7 +184,7 @@ func traceApart(t *testing.T, o Options, out *os.File, before string) *apart {
 	case ownNode:
 		p.cmd.SysProcAttr.Cloneflags, p.cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWPID, syscall.CLONE_NEWNS
 	}
-	runtime.LockOSThread() // it dies with the thread that starts it, now the test's
+	runtime.LockOSThread() // the tracer dies with the thread that starts it, so that must be the test's
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.log
 	if out != nil {
 		p.cmd.Stdout = out
@@ -194,17 +194,17 @@ func traceApart(t *testing.T, o Options, out *os.File, before string) *apart {
 	}
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill()
-		_ = p.cmd.Wait() // fails after the first time
+		_ = p.cmd.Wait() // an error if the test has already waited
 	})
 	return p
 }
 
-// ready waits until it is attached.
+// ready waits until the tracer is attached.
 func (p *apart) ready() {
 	until(func() bool { return strings.Contains(p.log.String(), "exectrace: ready\n") })
 }
 
-// wait waits for its end, and returns its exit code.
+// wait waits for the end of the tracer, and returns its exit code.
 func (p *apart) wait() int {
 	_ = p.cmd.Wait() // the exit code is read below
 	return p.cmd.ProcessState.ExitCode()
@@ -238,14 +238,14 @@ func newGroup(t *testing.T, above string) (dir string) {
 	return dir
 }
 
-// code is that of a program which exits at once: exit(0).
+// code is the machine code of exit(0), by architecture.
 var code = map[string][]byte{
 	"amd64": {0x31, 0xff, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05},                // xor edi, edi; mov eax, 60; syscall
 	"arm64": {0, 0, 0x80, 0xd2, 0xa8, 0x0b, 0x80, 0xd2, 0x01, 0, 0, 0xd4}, // mov x0, 0; mov x8, 93; svc 0
 }
 
-// tiny makes such a program, of one page, because a test makes thousands of execs. It is the smallest file that elf(5)
-// allows.
+// tiny makes a program that only exits: the smallest file that elf(5) allows. It has only one page, because tests make
+// thousands of execs.
 func tiny(t testing.TB, name string) string {
 	t.Helper()
 	machine := map[string]uint16{"amd64": 62, "arm64": 183}[runtime.GOARCH]
@@ -273,7 +273,7 @@ func tiny(t testing.TB, name string) string {
 		b = le.AppendUint64(b, n)
 	}
 	dir := t.TempDir()
-	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // for other users
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // other users must be able to execute the program
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, name)
@@ -283,7 +283,7 @@ func tiny(t testing.TB, name string) string {
 	return path
 }
 
-// generator makes execs in a control group: each process is created there, so that its exec is the only one.
+// generator makes execs in a control group. Each process is created in the group, so it makes only the one exec there.
 type generator struct {
 	program string
 	group   *os.File // nil: the test's own group
@@ -341,7 +341,7 @@ func (g *generator) storm(t *testing.T, first, n int, more ...string) {
 	work.Wait()
 }
 
-// delivery is an event as JSON.
+// delivery is an event decoded from the JSON output.
 type delivery struct {
 	Time       time.Time
 	PID        int    `json:"pid"`

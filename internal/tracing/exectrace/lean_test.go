@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Mappings that were written, that may disappear, or that are not of the binary, are left alone.
+// TestDroppable: mappings that were written or may disappear, and mappings of other files than the binary, are left
+// alone.
 func TestDroppable(t *testing.T) {
 	const smaps = `00400000-011f6000 r-xp 00000000 fe:00 10240213                           /opt/my tools/tare
 Rss:               10240 kB
@@ -45,7 +46,7 @@ Anonymous:             0 kB
 	}
 }
 
-// A real process has mappings that can be dropped.
+// TestDropCode: pages of a real process can be dropped.
 func TestDropCode(t *testing.T) {
 	if err := dropCode(); err != nil {
 		t.Error(err)

@@ -9,7 +9,7 @@ import (
 	"tare/test/analysistest"
 )
 
-// traceRun is a run of tracers by rate: each arm loses and says what values gives.
+// TestTraceAnswers: the answers about tracers that differ in what they lose and what they report, at two rates.
 func TestTraceAnswers(t *testing.T) {
 	levels := []map[string]string{{"rate": "1000"}, {"rate": "64000"}}
 	speaks := false
@@ -64,7 +64,8 @@ func TestTraceAnswers(t *testing.T) {
 	)
 }
 
-// TestTraceAnswersOfAMachine: a tracer of the whole machine loses a part of all that there was to deliver.
+// TestTraceAnswersOfAMachine: the losses of a tracer of the whole machine are a fraction of all events that it should
+// deliver, not of the load's.
 func TestTraceAnswersOfAMachine(t *testing.T) {
 	s := analysistest.Sweep{Levels: []map[string]string{nil}, Arms: []string{"node"}}.Answered(t,
 		func(arm string, _ map[string]string) map[string]float64 {
@@ -81,7 +82,8 @@ func TestTraceAnswersOfAMachine(t *testing.T) {
 			"160 of the load's events came late (10.0 %)"})
 }
 
-// TestTraceAnswersInPods: of a tracer that runs beside the baseline too, answers do not say how much it slows the load.
+// TestTraceAnswersInPods: an installed tracer also runs in the baseline, so its answer does not say how much it slows
+// the load.
 func TestTraceAnswersInPods(t *testing.T) {
 	levels := []map[string]string{{"nodes": "2"}, {"nodes": "5"}}
 	s := analysistest.Sweep{Levels: levels, Arms: []string{"installed"}}.Answered(t,
@@ -139,7 +141,7 @@ func TestTraceAnswersByNodes(t *testing.T) {
 	for _, n := range []string{"2", "12", "25"} {
 		levels = append(levels, map[string]string{"nodes": n})
 	}
-	// of the last level of steps, alternating between blocks: without noise any slope is significant
+	// noise of the arm steps at the last level, alternating between blocks, because without noise any slope is significant
 	off := 0.15e-3
 	s := analysistest.Sweep{Levels: levels, Arms: []string{"same", "growing", "bent", "steps"}}.Answered(t,
 		func(arm string, level map[string]string) map[string]float64 {

@@ -12,7 +12,7 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// TestCheckCommand: which settings can be combined; none is silently ignored.
+// TestCheckCommand: which settings can be combined. No setting is silently ignored.
 func TestCheckCommand(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -72,8 +72,8 @@ func TestCheckCommandSetup(t *testing.T) {
 	}
 }
 
-// TestCommandMemory: resident sets are measured for a command even without events, and are 0 for the baseline beside
-// it. An experiment without such a subject does not have the metric.
+// TestCommandMemory: a command has the metric rss_bytes even if its events are not counted, and the baseline has the
+// value 0. An experiment without a command does not have the metric.
 func TestCommandMemory(t *testing.T) {
 	found := &command.Evidence{}
 	found.RSS, found.RSSPeak = 5<<20, 7<<20

@@ -31,7 +31,7 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// playCommand has the test binary run a tracer: play SCOPE CGROUP-ID HOLD [BLIND].
+// playCommand makes the test binary run as a tracer: play SCOPE CGROUP-ID HOLD [BLIND].
 const playCommand = "play"
 
 func TestMain(m *testing.M) {
@@ -123,7 +123,7 @@ type aTrial struct {
 	objects *kind.Objects
 	raw     json.RawMessage
 	codes   []string // of warnings
-	during  func()   // called while the load runs; may be nil
+	during  func()   // called while the load runs, unless it is nil
 }
 
 func (x *aTrial) Self() string              { return x.self }
@@ -147,7 +147,7 @@ func (x *aTrial) Record() *record.Trial                          { return &x.rec
 func (x *aTrial) Fail(err error)                                 { x.t.Errorf("it ended by itself: %v", err) }
 func (x *aTrial) Warn(code, _ string, _ ...any)                  { x.codes = append(x.codes, code) }
 
-// loadProcess is a load that ends when the test ends it.
+// loadProcess is the process of a load that ends when the test closes its channel.
 type loadProcess struct {
 	kind.Process
 
@@ -161,7 +161,7 @@ const loadName = "execs"
 
 var trials int // number of trials so far; each has its own groups
 
-// newTrial joins the load and a tracer with options.
+// newTrial makes a trial, to which it joins the load and a tracer with the given options.
 func newTrial(t *testing.T, o param.Values) (*aTrial, *execload.Counting, *joined) {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -215,7 +215,7 @@ func (x *aTrial) exec(c *execload.Counting, n int) {
 	}
 }
 
-// run goes through a trial in which the load makes execs, and other processes make some after the load has ended.
+// run runs a trial in which the load makes a number of execs, and other processes make some after the load has ended.
 func (x *aTrial) run(c *execload.Counting, j *joined, made, others int) *record.Events {
 	x.t.Helper()
 	ctx := x.t.Context()
@@ -290,8 +290,8 @@ func TestTracerInATrial(t *testing.T) {
 	}
 }
 
-// TestWorkerEnded: what a process of the tracer held when the window was closed is the tracer's, although the process
-// has ended when the tracer is examined.
+// TestWorkerEnded: eBPF objects that a process of the tracer held at the end of the window are attributed to the
+// tracer, even if the process ends before the tracer is examined.
 func TestWorkerEnded(t *testing.T) {
 	root(t)
 	x, c, j := newTrial(t, playing(execload.ScopeGroup, "0s"))
@@ -340,16 +340,18 @@ func TestCounterReset(t *testing.T) {
 	}
 }
 
-// TestLateInATrial: of one tracer's events, the load's are late, and those of other processes are not.
+// TestLateInATrial: events of the load that are delivered too late count as late, and execs of other processes after
+// the load do not.
 func TestLateInATrial(t *testing.T) {
 	root(t)
-	// One exec only: where execs take long, the first of several would be delivered before the last was made.
+	// Only one exec, because on a machine where execs take long, the first of several would be delivered before the last
+	// was made.
 	held := playing(execload.ScopeGroup, "2s")
 	held["late-after"] = "100ms"
 	x, c, j := newTrial(t, held)
 	e := x.run(c, j, 1, 0)
 	for tries := 0; tries < 3 && *e.Offset.Delivered < int64(e.Offset.Counted); tries++ {
-		// The machine stood still before the load: the harness's own execs came in the window.
+		// The machine stood still before the load, so the harness's own execs were delivered in the window.
 		x, c, j = newTrial(t, held)
 		e = x.run(c, j, 1, 0)
 	}
@@ -374,7 +376,7 @@ func TestReadyByProbe(t *testing.T) {
 		if e.Generated != 7 || e.Counted != 7 || *e.Delivered != 7 || *e.Expected != 7 {
 			t.Errorf("blind for %v: %s", blind, eventsText(e))
 		}
-		// The probes are part of the offset: those that it did not see are counted there, and not delivered.
+		// The probes are part of the offset. Those that the tracer did not see are counted in it, but not delivered.
 		unseen := e.Offset.Counted - *e.Offset.Delivered
 		if *e.Offset.Delivered < 3 || blind > 0 && unseen == 0 {
 			t.Errorf("blind for %v: %s", blind, eventsText(e))
@@ -382,14 +384,14 @@ func TestReadyByProbe(t *testing.T) {
 	}
 }
 
-// TestNeverReadyByProbe: a tracer that delivers nothing is given up, and the error for one that ends meanwhile says
-// why.
+// TestNeverReadyByProbe: the wait for a tracer that delivers nothing ends with an error, and if the tracer ends during
+// the wait, the error says why.
 func TestNeverReadyByProbe(t *testing.T) {
 	tr := shell(`trap 'exit 0' INT; echo nothing; while :; do sleep 0.01; done`)
 	tr.Ready = Ready{Probe: true}
 	made := 0
 	probe := func(context.Context) error { made++; return nil }
-	// A nanosecond is over before the first exec, as a longer limit is if the machine stands still.
+	// A nanosecond is over before the first exec. A longer limit can be, too, if the machine stands still.
 	for _, limit := range []time.Duration{200 * time.Millisecond, time.Nanosecond} {
 		made = 0
 		r := start(t, tr, cmdline.Place{}, unasked(t))
@@ -423,7 +425,7 @@ func TestGuests(t *testing.T) {
 	for _, e := range Catalogue {
 		g := kind.Find(kind.Subject, e.Name)
 		if e.Name == command.Name {
-			g = commandLine.counted // a subject by way of package subject/command
+			g = commandLine.counted // commandLine, which is registered, contains this one
 		}
 		if g == nil {
 			t.Errorf("%s is no subject", e.Name)

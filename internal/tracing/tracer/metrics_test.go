@@ -182,7 +182,7 @@ func TestCountsOfTracers(t *testing.T) {
 	}
 }
 
-// TestGatesOfTracers: losses of a tracer are no fault of the trial, but interference from elsewhere is.
+// TestGatesOfTracers: losses of a tracer do not make a trial invalid, but interference from other processes does.
 func TestGatesOfTracers(t *testing.T) {
 	m := tracedTrial()
 	if reasons := m.Judge(); len(reasons) > 0 {

@@ -19,7 +19,7 @@ import (
 	"github.com/prometheus/prometheus/model/textparse"
 )
 
-// series are the samples of one metric on a page, as Prometheus parses them.
+// series holds the samples of one metric on a page, as Prometheus parses them.
 type series struct {
 	sum   float64
 	sets  map[string]bool
@@ -35,7 +35,7 @@ func byPrometheus(page, contentType string) (metrics map[string]*series, err err
 		}
 	}()
 	table := labels.NewSymbolTable()
-	page = indent.ReplaceAllString(page, "") // otherwise it would be part of the name
+	page = indent.ReplaceAllString(page, "") // indentation would otherwise be part of the name
 	p, err := textparse.New([]byte(page), contentType, "text/plain", false, false, table)
 	if err != nil {
 		return nil, err
@@ -143,7 +143,7 @@ func TestAsPrometheus(t *testing.T) {
 	}
 }
 
-// goPage is a page of the Go client library, with exemplars and a native histogram.
+// goPage returns a page made by the Go client library, with exemplars and a native histogram.
 func goPage(t *testing.T, accept string) string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
@@ -169,13 +169,13 @@ func FuzzAsPrometheus(f *testing.F) {
 		f.Add(page)
 	}
 	f.Fuzz(func(t *testing.T, page string) {
-		if len(page) < 2000 && !strings.Contains(page, "\x00") { // it ends the page for Prometheus's parser
+		if len(page) < 2000 && !strings.Contains(page, "\x00") { // a zero byte ends the page for Prometheus's parser
 			sameAsPrometheus(t, page, false)
 		}
 	})
 }
 
-// TestLongLine: an endpoint's text does not fill the error message about it.
+// TestLongLine: an error quotes only the beginning of a long line of a page.
 func TestLongLine(t *testing.T) {
 	s := selector{name: "events_total"}
 	_, _, err := s.sum(`a{b="` + strings.Repeat("x", 1<<20) + "\n")

@@ -30,7 +30,7 @@ func unasked(t *testing.T) func(error) {
 	return func(err error) { t.Errorf("it ended by itself: %v", err) }
 }
 
-// shell is a tracer that is a shell script.
+// shell returns a tracer that is a shell script.
 func shell(script string) *Tracer {
 	return &Tracer{
 		Argv: []string{"sh", "-c", script}, Stop: syscall.SIGINT, StopTime: 10 * time.Second, Scope: execload.ScopeGroup,
@@ -137,7 +137,7 @@ func TestTracersThatFail(t *testing.T) {
 	if !r.Stop() {
 		t.Error("one that does not end is said to have ended")
 	}
-	// its child ends too, and must be reaped
+	// the child of the tracer ends, too, and must be reaped
 	for !errors.Is(syscall.Kill(-r.PID(), 0), syscall.ESRCH) {
 		time.Sleep(time.Millisecond)
 	}
@@ -148,8 +148,8 @@ func TestTracersThatFail(t *testing.T) {
 	}
 }
 
-// TestStopAfterEnd: once a tracer has ended and was waited for, its number may belong to another process group, to
-// which nothing is sent, even while its output is still held open.
+// TestStopAfterEnd: once a tracer has ended and was waited for, its pid may have become that of another process group.
+// Stop and Kill must not send signals to it, even while another process holds the tracer's output open.
 func TestStopAfterEnd(t *testing.T) {
 	for name, stop := range map[string]func(*Running){"Stop": func(r *Running) { r.Stop() }, "Kill": (*Running).Kill} {
 		file := filepath.Join(t.TempDir(), "pid")
@@ -159,7 +159,7 @@ func TestStopAfterEnd(t *testing.T) {
 		for !errors.Is(syscall.Kill(r.PID(), 0), syscall.ESRCH) {
 			time.Sleep(time.Millisecond)
 		}
-		stop(r) // the sleep stands for another process group: it still has the number
+		stop(r) // the sleep stands for another process group: its group still has the tracer's pid as its number
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -175,7 +175,8 @@ func TestStopAfterEnd(t *testing.T) {
 	}
 }
 
-// TestChildrenAreToldToo: the signal to end reaches the children of a wrapper that only waits for the real tracer.
+// TestChildrenAreToldToo: the signal to end also reaches the children of the process, because that may be a wrapper
+// that only waits for the real tracer.
 func TestChildrenAreToldToo(t *testing.T) {
 	r := start(t, shell(`trap : INT; sh -c 'trap "echo event; exit" INT; echo ready; while :; do sleep 0.01; done'`),
 		cmdline.Place{}, unasked(t))
@@ -280,8 +281,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestStartedAgain: if a total falls, or belongs to another process than before, the number of delivered events is
-// unknown, and so is that of lost events, with the reason; it is not 0.
+// TestStartedAgain: if a total falls, or belongs to another process than before, the numbers of delivered and lost
+// events are unknown, with the reason, and not 0.
 func TestStartedAgain(t *testing.T) {
 	guest.KernelFree(t)
 	loss := func(r *Running) {
@@ -375,7 +376,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// TestFilesystems: a tracer sees the filesystems that it needs, and no other process does.
+// TestFilesystems: file systems that a tracer needs are mounted for the tracer, and for no other process.
 func TestFilesystems(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it mounts filesystems")

@@ -64,7 +64,7 @@ type Source struct {
 	Sum    *matcher  // the sum of the numbers that the first group captures
 	JSON   []string  // a path in lines of JSON to a running total; the latest counts
 	Metric *selector // a Prometheus metric: the sum of all selected samples
-	URL    string    // address of the page with metrics; only that of Tracer.Delivered is used
+	URL    string    // address of the page of metrics; only that of Tracer.Delivered is used, also for Tracer.Lost
 }
 
 // placeholders are the names that a command line may contain in braces, in the order of the documentation: those of

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestBuild: for each architecture, a program that is only code becomes a working executable; any other is refused,
-// with the reason.
+// TestBuild: for each architecture, a C file that compiles to code only becomes a working executable. Other files are
+// refused, with the reason.
 func TestBuild(t *testing.T) {
 	if _, err := exec.LookPath("clang"); err != nil {
 		t.Skip("needs clang (Debian package clang)")
