@@ -35,7 +35,8 @@ func (l *large) reading(time.Time) time.Time {
 	return time.Unix(int64(l.reads), 0)
 }
 
-// Clients that read nothing hold no slot, and at most maxUnread answers: the ones that came first are cut off.
+// TestSlowReaders: clients that read nothing occupy no slot, and at most maxUnread answers wait for them: those that
+// came first are cut off.
 func TestSlowReaders(t *testing.T) {
 	s := newScrapes(&large{}, &writers{most: maxUnread})
 	server := &http.Server{Handler: s, ReadHeaderTimeout: time.Minute}
@@ -102,7 +103,8 @@ func (s *still) each(_ func(string, uint64) bool, to func(*dto.MetricFamily, uin
 
 func (s *still) reading(time.Time) time.Time { return time.Unix(1, 0) }
 
-// Clients that ask for the same at the same time share an answer; an error is not shared, nor is another format.
+// TestSharedAnswers: clients that ask for the same at the same time share an answer; an error is not shared, nor is
+// another format.
 func TestSharedAnswers(t *testing.T) {
 	metrics := &still{}
 	s := newScrapes(metrics, nil)
@@ -160,7 +162,7 @@ func (v *versioned) each(has func(string, uint64) bool, to func(*dto.MetricFamil
 	return nil
 }
 
-// A metric is encoded once for each version of it and kind of request.
+// TestVersions: a metric is encoded once for each of its versions and each kind of request.
 func TestVersions(t *testing.T) {
 	metrics := &versioned{}
 	s := newScrapes(metrics, nil)
@@ -200,7 +202,7 @@ func (c *counting) each(_ func(string, uint64) bool, to func(*dto.MetricFamily, 
 	return to(f, 0)
 }
 
-// The memory of an answer is used again once all its clients have read it, and no sooner.
+// TestMemoryOfAnswers: the memory of an answer is reused once all its clients have read it, and no sooner.
 func TestMemoryOfAnswers(t *testing.T) {
 	s := newScrapes(&counting{}, nil)
 	r, err := http.NewRequest(http.MethodGet, "/metrics", nil)

@@ -81,7 +81,7 @@ func TestConfigurationErrors(t *testing.T) {
 	}
 }
 
-// An address that is in use is reported where it was given: on a line of the file, or by a flag.
+// TestListenError: an address that is in use is reported where it was given: on a line of the file, or by a flag.
 func TestListenError(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -127,7 +127,7 @@ func TestProfileError(t *testing.T) {
 	}
 }
 
-// The version names the build, as that of tare does.
+// TestVersion: the version names the build, as that of tare does.
 func TestVersion(t *testing.T) {
 	var out bytes.Buffer
 	cmd := Command()

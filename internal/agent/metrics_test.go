@@ -66,8 +66,8 @@ func everything() *view {
 
 func never(string, uint64) bool { return false }
 
-// Each metric is well declared, its families come in the order of their names, and Prometheus' own parser and linter
-// find nothing wrong.
+// TestFamilies: each metric is declared correctly, its families are sorted by name, and Prometheus' own parser and
+// linter find nothing wrong.
 func TestFamilies(t *testing.T) {
 	var names []string
 	var text bytes.Buffer
@@ -114,7 +114,8 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// A builder that is used again keeps nothing of the earlier metrics, whether they had more or fewer series.
+// TestBuilderIsReused: a builder that is used again keeps nothing of the earlier metrics, whether they had more or
+// fewer series.
 func TestBuilderIsReused(t *testing.T) {
 	text := func(b *builder, v *view) string {
 		var lines []string

@@ -11,7 +11,8 @@ import (
 	"tare/internal/lib/param"
 )
 
-// The configuration file of the packages changes nothing, and shows every setting with its default.
+// TestPackagedConfiguration: the configuration file in the packages changes no setting, and shows every setting with
+// its default.
 func TestPackagedConfiguration(t *testing.T) {
 	const path = "../../deploy/packages/agent.yaml"
 	text, err := os.ReadFile(path)

@@ -64,7 +64,7 @@ func TestFailedReading(t *testing.T) {
 	}
 }
 
-// health reports the present state: after a failed reading it reads again, but not more often than needed.
+// TestHealth: health reports the present state: after a failed reading it reads again, but not more often than needed.
 func TestHealth(t *testing.T) {
 	scale := &failing{n: 1}
 	w := weigherOf(scale)
@@ -90,7 +90,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// Processes are listed again when the list is too old, and not before.
+// TestCharger: processes are listed again when the list is too old, and not before.
 func TestCharger(t *testing.T) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

@@ -71,7 +71,8 @@ func FuzzParseWindow(f *testing.F) {
 	})
 }
 
-// Windows are for clients on this machine, and for others where the web configuration lets in some and not all.
+// TestAccess: windows are for clients on this machine, and for others if the web configuration admits only some of
+// them.
 func TestAccess(t *testing.T) {
 	for _, c := range []struct {
 		name, config string
@@ -116,7 +117,8 @@ func TestAccess(t *testing.T) {
 	}
 }
 
-// Requests of a proxy's clients, and of pages in a browser, also come from the loopback address, but are not local.
+// TestLocal: requests of a proxy's clients, and of pages in a browser, also come from the loopback address, but are not
+// local.
 func TestLocal(t *testing.T) {
 	for _, c := range []struct {
 		host, header, value string
@@ -163,8 +165,8 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// exporter-toolkit reads the file for each request, and so does admit: if a password is removed from the file while the
-// agent runs, windows are not opened to everyone.
+// TestAccessOfAChangedFile: exporter-toolkit reads the file for each request, and so does admit: if a password is
+// removed from the file while the agent runs, windows are not opened to everyone.
 func TestAccessOfAChangedFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	c := &configuration{Values: param.Defaults(settings)}

@@ -110,7 +110,7 @@ func TestWaitsFollowTheirDistribution(t *testing.T) {
 	}
 }
 
-// Requests of a load's warm-up wait like all others, but their waits are not recorded.
+// TestWaitsSkipped: requests of a load's warm-up wait like all others, but their waits are not recorded.
 func TestWaitsSkipped(t *testing.T) {
 	d, err := Parse("constant:1ms")
 	if err != nil {

@@ -246,7 +246,8 @@ func TestMounted(t *testing.T) {
 	}
 }
 
-// A directory to which others can write is left alone: they could have renamed any such directory of this user.
+// TestCleanScratchOfOthers: a directory to which others can write is left alone: they could have renamed any such
+// directory of this user.
 func TestCleanScratchOfOthers(t *testing.T) {
 	for mode, want := range map[os.FileMode]int{0o700: 1, 0o711: 1, 0o770: 0, 0o707: 0, 0o777 | os.ModeSticky: 0} {
 		parent := t.TempDir()

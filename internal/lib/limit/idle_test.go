@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// However many connections are open and send nothing, a new client is answered, and so is one that has asked before.
+// TestAtMostIdle: however many connections are open and send nothing, a new client is answered, and so is one that has
+// asked before.
 func TestAtMostIdle(t *testing.T) {
 	asked, answer := make(chan struct{}), make(chan struct{})
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -58,8 +58,8 @@ func replaced(dir string) error {
 	return nil
 }
 
-// A process started by the path from Link runs the same binary, even if the file was replaced, and has that path as its
-// own. By the name of the file, the other binary runs.
+// TestReplaced: a process started by the path from Link runs the same binary, even if the file was replaced, and has
+// that path as its own. A process started by the file's name runs the new binary.
 func TestReplaced(t *testing.T) {
 	own, err := os.Executable()
 	if err != nil {
@@ -82,7 +82,7 @@ func TestReplaced(t *testing.T) {
 	}
 }
 
-// Path is not fooled by a first argument that another user chose.
+// TestPathOfAnotherName: Path is not fooled by a first argument that another user chose.
 func TestPathOfAnotherName(t *testing.T) {
 	own, err := os.Executable()
 	if err != nil {

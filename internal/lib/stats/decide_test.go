@@ -33,7 +33,7 @@ func TestMinBlocksAt(t *testing.T) {
 	}
 }
 
-// A higher confidence never makes an interval narrower, whichever method makes it.
+// TestWiderWithConfidence: a higher confidence never makes an interval narrower, whichever method makes it.
 func TestWiderWithConfidence(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{12, 30, 60, 301} {
@@ -138,8 +138,9 @@ func decideMany(noise func(*rand.Rand) float64, shift, lag1 float64, sequential 
 	return d
 }
 
-// The table of docs/statistics.md: how many verdicts of assertions are wrong if the value lies exactly on the bound,
-// which is the worst case, and which verdicts are reached if it lies near it. On the bound, neither verdict is right.
+// TestVerdictsBySimulation simulates the table of docs/statistics.md: how many verdicts of assertions are wrong if the
+// value lies exactly on the bound, which is the worst case, and which verdicts are reached if it lies near the bound.
+// On the bound, neither verdict is right.
 func TestVerdictsBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| noise | run | value | holds % | fails % | all intervals cover % | blocks |")

@@ -18,9 +18,9 @@ func autoregressive(r *rand.Rand, n int, rho float64) []float64 {
 	return xs
 }
 
-// Differences whose neighbours resemble each other: coverage of the interval that takes blocks as independent, and of
-// the widened one. A run has several series of differences of one metric: two arms (the twin and the subject, which
-// share their baseline) at each level.
+// TestDependentBlocksBySimulation simulates differences whose neighbours resemble each other, and measures the coverage
+// of the interval that takes blocks as independent, and of the widened one. A run has several series of differences of
+// one metric: two arms (the twin and the subject, which share their baseline) at each level.
 func TestDependentBlocksBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| levels | blocks | rho | signed-rank covers % | widened covers % | width | lag-1 seen |")

@@ -78,8 +78,9 @@ func byResiduals(t *testing.T, observations []Observation) (cs [2]Coefficient) {
 	return cs
 }
 
-// Coverage of slopes and fixed parts under noise of 5 % of the value: first by least squares on all trials, whose
-// coverage is so poor that FitLine gives no intervals for a single block, and then by block.
+// TestLinesBySimulation measures the coverage of slopes and fixed parts under noise of 5 % of the value: first by least
+// squares on all trials, whose coverage is so poor that FitLine gives no intervals for a single block, and then by
+// block.
 func TestLinesBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| levels of | noise | blocks | slope before % | fixed before % | slope % | fixed % | lines called bent % |")
@@ -132,7 +133,7 @@ func TestLinesBySimulation(t *testing.T) {
 	}
 }
 
-// Curves must not pass as lines.
+// TestCurvesBySimulation: curves must not pass as lines.
 func TestCurvesBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| curve | noise of a block | called a line before % | % |")
@@ -178,7 +179,8 @@ func TestCurvesBySimulation(t *testing.T) {
 	}
 }
 
-// Coverage of slopes when blocks drift: the slope of each block strays by an autoregression.
+// TestDriftingLinesBySimulation measures the coverage of slopes when blocks drift: the slope of each block strays by an
+// autoregression.
 func TestDriftingLinesBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| blocks | rho | before % | slope % | said to be strong % | misses unsaid % |")

@@ -35,7 +35,8 @@ func readTable(t *testing.T, path string) []Observation {
 	return obs
 }
 
-// Published tables must give the result that follows from their own data, even where the published text differs.
+// TestPublishedTables: published tables must give the result that follows from their own data, even where the published
+// text differs.
 func TestPublishedTables(t *testing.T) {
 	for _, c := range []struct {
 		file               string
@@ -70,7 +71,7 @@ func TestPublishedTables(t *testing.T) {
 	}
 }
 
-// In one block with replicates, a bend is flagged, and a line seldom is.
+// TestFitLineBySimulation: in one block with replicates, a bend is flagged, and a line is seldom flagged.
 func TestFitLineBySimulation(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(7, 7))

@@ -107,9 +107,9 @@ var ownNoises = []ownNoise{
 	{"effect of the arm in two states, of 10 blocks each", 33, varying(switching(0.1))},
 }
 
-// The differences of an arm depend on each other although those of its twins do not, or so slowly that white noise
-// hides it. The table shows the coverage of intervals that take blocks as independent, the coverage of the widened
-// ones, and how many of the latter miss without a warning.
+// TestOwnDependenceBySimulation: the differences of an arm depend on each other although those of its twins do not, or
+// so slowly that white noise hides it. The table shows the coverage of intervals that take blocks as independent, the
+// coverage of the widened ones, and how many of the latter miss without a warning.
 func TestOwnDependenceBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| noise | blocks | covers as independent % | now % | width | said to be strong % | misses unsaid % |")

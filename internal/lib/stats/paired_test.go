@@ -36,7 +36,8 @@ func TestPseudoMedian(t *testing.T) {
 	}
 }
 
-// The depths of the signed-rank table in any textbook (two-sided 5 %: the largest W that still rejects).
+// TestSignedRankDepth compares depths with the signed-rank table in any textbook (two-sided 5 %: the largest W that
+// still rejects).
 func TestSignedRankDepth(t *testing.T) {
 	for n, want := range map[int]int{6: 0, 7: 2, 8: 3, 9: 5, 10: 8, 12: 13, 15: 25, 20: 52, 25: 89, 30: 137, 50: 434} {
 		depth, confidence := signedRankDepth(n, Confidence)

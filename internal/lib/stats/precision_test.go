@@ -9,8 +9,9 @@ import (
 	"tare/test/long"
 )
 
-// The rule by which a run without a fixed length ends, with the engine's loop: a look at FirstLook blocks and then at
-// NextLook, until the interval of the difference is within 5 % of the baseline, or 100 blocks have run.
+// TestStoppingBySimulation simulates the rule by which a run without a fixed length ends, with the engine's loop: it
+// looks at FirstLook blocks and then at NextLook, until the interval of the difference is within 5 % of the baseline,
+// or 100 blocks have run.
 func TestStoppingBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| noise | of a trial, % | covers % | false alarms % | blocks | precise % | value covers % | before: covers % |")

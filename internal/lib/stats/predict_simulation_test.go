@@ -27,11 +27,11 @@ func single(levels ...float64) (all [][]float64) {
 	return all
 }
 
-// How often prediction intervals at a level that was left out of the fit cover a trial of a new block at that level.
-// Noise grows with the level, and the trials of a block share a part of it. The level that is left out lies between
-// others, or is the lowest or the highest, at which the line is extrapolated. The allowed range of coverage is wider
-// for a single level than for all levels of a setting: at the smallest level, the variance is known least, and
-// intervals cover too often.
+// TestPredictionsBySimulation measures how often prediction intervals at a level that was left out of the fit cover a
+// trial of a new block at that level. Noise grows with the level, and the trials of a block share a part of it. The
+// level that is left out lies between others, or is the lowest or the highest, at which the line is extrapolated. The
+// allowed range of coverage is wider for a single level than for all levels of a setting: at the smallest level, the
+// variance is known least, and intervals cover too often.
 func TestPredictionsBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| levels of | noise | blocks | left out | covered % | no line % | width |")
@@ -117,9 +117,10 @@ func TestPredictionsBySimulation(t *testing.T) {
 	}
 }
 
-// Coverage of prediction intervals where the cost is no line, at a level inside of the range that was left out of the
-// fit. Curves that bend smoothly, or rise in many steps, are covered too often: levels stray from the line together,
-// and the interval has room for each to stray by itself. A single kink at the level that was left out is not covered.
+// TestBentPredictionsBySimulation measures the coverage of prediction intervals if the cost is not a line, at a level
+// inside of the range that was left out of the fit. Curves that bend smoothly, or rise in many steps, are covered too
+// often: levels stray from the line together, and the interval has room for each to stray by itself. A single kink at
+// the level that was left out is not covered.
 func TestBentPredictionsBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| curve | levels | noise | given % | covered % | width |")

@@ -85,8 +85,8 @@ func TestMergeHistograms(t *testing.T) {
 	}
 }
 
-// A hundred bytes can ask for any number of counters. A histogram with more than Tare ever needs is refused before
-// memory is allocated for it.
+// TestDecodeHistogramBoundsGeometry: a hundred bytes can ask for any number of counters. A histogram with more than
+// Tare ever needs is refused before memory is allocated for it.
 func TestDecodeHistogramBoundsGeometry(t *testing.T) {
 	for name, c := range map[string]struct {
 		lowest, highest int64
@@ -122,7 +122,8 @@ func TestDecodeHistogramBoundsGeometry(t *testing.T) {
 	}
 }
 
-// The text of a histogram in which every counter is as full as it can be is still within the limit.
+// TestDecodeHistogramOfFullCounters: the text of a histogram in which every counter is as full as it can be is still
+// within the limit.
 func TestDecodeHistogramOfFullCounters(t *testing.T) {
 	full := hdrhistogram.New(1, maxTrackable, maxDigits).Export()
 	random := rand.New(rand.NewPCG(1, 2)) // so that nothing can be compressed

@@ -37,7 +37,8 @@ func TestRankSum(t *testing.T) {
 	}
 }
 
-// If both samples have the same noise, the test rejects as often as its level says, whatever the noise.
+// TestRankSumBySimulation: if both samples have the same noise, the test rejects as often as its level says, whatever
+// the noise.
 func TestRankSumBySimulation(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(9, 9))

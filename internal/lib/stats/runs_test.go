@@ -39,8 +39,9 @@ func (m days) several(n int, shift, within float64) (all []Effect) {
 	return all
 }
 
-// The table of docs/statistics.md: how often the interval of a change between runs covers the change, by the source of
-// the variance between runs. Old and new runs may be of different lengths, and so of different noise.
+// TestBetweenRunsBySimulation simulates the table of docs/statistics.md: how often the interval of a change between
+// runs covers the change, by the source of the variance between runs. Old and new runs may be of different lengths, and
+// so of different noise.
 func TestBetweenRunsBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| variance from | old | new | history | noise of old, new | between runs | covers % | of the same resolved % |")
@@ -114,7 +115,7 @@ func TestBetweenRunsBySimulation(t *testing.T) {
 // stillTwins are twins that do not vary from run to run though the arms do.
 const stillTwins = "twins that do not vary"
 
-// There is no spread if too few runs, or only runs without any variation, are known.
+// TestUnknownSpread: the spread between runs is unknown if too few runs, or only runs without any variation, are known.
 func TestUnknownSpread(t *testing.T) {
 	one := []Effect{{1, 0.1}}
 	if s, ok := SpreadOfRepeats(one, one); ok {

@@ -9,9 +9,9 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// Gates select. A subject stalls twice as often as its baseline, and the longest stalls void the trial: 9 % of the
-// baseline's trials, 18 % of the subject's, and those are the slow ones. What is left is compared; then the lost pairs
-// are taken at infinity.
+// TestLossesBySimulation shows that gates select: a subject stalls twice as often as its baseline, and the longest
+// stalls void the trial: 9 % of the baseline's trials, 18 % of the subject's, and those are the slow ones. What is left
+// is compared; then the lost pairs are taken at infinity.
 func TestLossesBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| stalls of the baseline, subject | blocks | bias of what is left % | covers before % | worst case covers % " +
@@ -100,11 +100,11 @@ func ownStalls(r *rand.Rand, chance float64) (value float64, lost bool) {
 	return value + 5*stall, stall > -math.Log(0.3)
 }
 
-// When may a lost block be left out rather than be taken at infinity? Two rules are compared with the truth. "Balanced"
-// leaves out all lost blocks, unless the arm lost more trials than its twins beyond chance (p < 1 %). "Whole" leaves
-// out the blocks in which the arm and both twins are lost, and takes the others at infinity. An interval that has a
-// bound and misses the truth is an error; an interval without bounds is not. At most 5 % of all runs may be errors,
-// whatever the subject does.
+// TestIgnorableLossesBySimulation examines when a lost block may be left out rather than be taken at infinity. Two
+// rules are compared with the truth. "Balanced" leaves out all lost blocks, unless the arm lost more trials than its
+// twins beyond chance (p < 1 %). "Whole" leaves out the blocks in which the arm and both twins are lost, and takes the
+// others at infinity. An interval that has a bound and misses the truth is an error; an interval without bounds is not.
+// At most 5 % of all runs may be errors, whatever the subject does.
 func TestIgnorableLossesBySimulation(t *testing.T) {
 	t.Log("| losses | blocks | runs with any | balanced: stands, covers, bias % | errors | whole: stands, covers " +
 		"| errors | worst case: stands | errors |")
@@ -275,7 +275,7 @@ func TestMoreOften(t *testing.T) {
 	}
 }
 
-// The generator's lag makes up a part of a difference of 1. More than a tenth must not pass.
+// TestLagShareBySimulation: the generator's lag makes up a part of a difference of 1. More than a tenth must not pass.
 func TestLagShareBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| true share of the lag | noise of a difference in lag | passes by the value % | passes by the far end % |")
@@ -303,7 +303,7 @@ func TestLagShareBySimulation(t *testing.T) {
 	}
 }
 
-// The rank of a quantile is rounded up: with 1060 samples the p99 is the 1050th, not the 1049th.
+// TestQuantileRank: the rank of a quantile is rounded up: with 1060 samples the p99 is the 1050th, not the 1049th.
 func TestQuantileRank(t *testing.T) {
 	for _, c := range []struct {
 		n    int
@@ -326,8 +326,8 @@ func TestQuantileRank(t *testing.T) {
 	}
 }
 
-// What a rank that is too low costs, with a tail like that of latencies: the mean p99 of n samples with the rank
-// rounded to the nearest integer, compared with that with the rank rounded up.
+// TestQuantileRankBySimulation measures what a rank that is too low costs, with a tail like that of latencies: the mean
+// p99 of n samples with the rank rounded to the nearest integer, compared with that with the rank rounded up.
 func TestQuantileRankBySimulation(t *testing.T) {
 	t.Parallel()
 	runs := repetitions(200)
@@ -351,7 +351,8 @@ func TestQuantileRankBySimulation(t *testing.T) {
 	}
 }
 
-// In a closed loop a slow trial has few samples and loses its p99: what is left is fast.
+// TestWithheldQuantilesBySimulation: in a closed loop, a slow trial has few samples and loses its p99, so that only
+// fast trials are left.
 func TestWithheldQuantilesBySimulation(t *testing.T) {
 	t.Parallel()
 	runs := repetitions(500)

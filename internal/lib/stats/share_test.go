@@ -21,8 +21,8 @@ func binomial(r *rand.Rand, n int, p float64) int {
 	return min(n, max(0, int(math.Round(mean+math.Sqrt(mean*(1-p))*r.NormFloat64()))))
 }
 
-// Samples of one trial are not independent: the true share differs from trial to trial. Coverage of Wilson's interval
-// on the sum, and of the clustered one, by design effect.
+// TestSharesBySimulation measures the coverage of Wilson's interval on the sum, and of the clustered interval, by
+// design effect. Samples of one trial are not independent: the true share differs from trial to trial.
 func TestSharesBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| design effect | trials | Wilson on the sum covers % | clustered covers % | width of the clustered | " +
@@ -67,8 +67,9 @@ func TestSharesBySimulation(t *testing.T) {
 	}
 }
 
-// Losses come in bursts: a Poisson number of them in each trial, each of a geometric size. Coverage by the expected
-// number of bursts in a trial and their mean size. Old: Wilson on the sum, and 3/n where nothing was lost.
+// TestBurstsBySimulation measures coverage if losses come in bursts: a Poisson number of them in each trial, each of a
+// geometric size. The table shows it by the expected number of bursts in a trial and their mean size. "Old" is Wilson's
+// interval on the sum, and 3/n if nothing was lost.
 func TestBurstsBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| bursts per trial | mean size | trials | before covers % | after covers % | none lost % | before covers of " +

@@ -134,7 +134,8 @@ func runMany(noise func(*rand.Rand) float64, louder float64, blocks, runs int) t
 	return v
 }
 
-// The table of docs/statistics.md: coverage of the paired interval, false alarms and power.
+// TestPairedBySimulation simulates the table of docs/statistics.md: coverage of the paired interval, false alarms and
+// power.
 func TestPairedBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| noise | blocks | covers % | twins differ % | false alarms % | finds 2x % | finds 2x typical % |")
@@ -155,7 +156,8 @@ func TestPairedBySimulation(t *testing.T) {
 	}
 }
 
-// If a subject is three times as noisy as its baseline, the twins alone do not show what can be resolved.
+// TestNoisySubjectBySimulation: if a subject is three times as noisy as its baseline, the twins alone do not show what
+// can be resolved.
 func TestNoisySubjectBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| noise | blocks | found before % | found % | false alarms before % | false alarms % |")
@@ -171,8 +173,8 @@ func TestNoisySubjectBySimulation(t *testing.T) {
 	}
 }
 
-// A family of four quantiles, independent here, which is the worst case: a false alarm in any of them. This is why no
-// correction for multiple comparisons is made.
+// TestFamilyOfFourBySimulation measures false alarms in any of a family of four quantiles. They are independent here,
+// which is the worst case. The result is the reason why no correction for multiple comparisons is made.
 func TestFamilyOfFourBySimulation(t *testing.T) {
 	t.Parallel()
 	for _, blocks := range []int{6, 10, 20} {
@@ -186,8 +188,8 @@ func TestFamilyOfFourBySimulation(t *testing.T) {
 	}
 }
 
-// If the subject adds noise, the differences are skewed, and the estimate is that of the pseudo-median only. The
-// interval is no longer exact; it must stay close.
+// TestSkewedDifferencesBySimulation: if the subject adds noise, the differences are skewed, and the estimate is that of
+// the pseudo-median only. The interval is no longer exact; it must stay close.
 func TestSkewedDifferencesBySimulation(t *testing.T) {
 	t.Parallel()
 	draw := func(r *rand.Rand) float64 { return 3*math.Exp(r.NormFloat64()) - math.Exp(r.NormFloat64()) }
@@ -218,8 +220,8 @@ func TestSkewedDifferencesBySimulation(t *testing.T) {
 	}
 }
 
-// The interval of the median of one arm is exact for any noise: it covers in at least 95 % of runs, and as often as it
-// claims.
+// TestMedianBySimulation: the interval of the median of one arm is exact for any noise: it covers in at least 95 % of
+// runs, and as often as it claims.
 func TestMedianBySimulation(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(5, 5))

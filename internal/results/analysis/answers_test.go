@@ -47,8 +47,8 @@ func againstSubject(t *testing.T, loads []string, values func(arm string) map[st
 	return s.Answers[0].Answer
 }
 
-// If the baseline is a subject, the answer states differences, covers only loads that the run has, and names resolved
-// differences in addition to the usual metrics.
+// TestAnswerAgainstASubject: if the baseline is a subject, the answer states differences, covers only loads that the
+// run has, and names resolved differences in addition to the usual metrics.
 func TestAnswerAgainstASubject(t *testing.T) {
 	values := func(arm string) map[string]float64 {
 		if arm == "other" {
@@ -107,8 +107,9 @@ func TestAnswerNamesItsLoads(t *testing.T) {
 	}
 }
 
-// In a short run one spoiled trial of a twin leaves the twins without an interval. The values that they have, and the
-// arm's own interval, must then decide: memory of 6.33 MB, compared with none, is resolved.
+// TestTwinsWithoutAnInterval: in a short run one spoiled trial of a twin leaves the twins without an interval. The
+// values that they have, and the arm's own interval, must then decide: memory of 6.33 MB, compared with none, is
+// resolved.
 func TestTwinsWithoutAnInterval(t *testing.T) {
 	summary := func(blocks int, twin float64) *Difference {
 		run := record.Run{Schema: record.RunSchema, Experiment: "mine", Question: "Which?", Blocks: blocks}

@@ -82,7 +82,8 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// The result of an assertion is the worst of its checks, and that of a run the worst of its assertions.
+// TestVerdictIsTheWorst: the result of an assertion is the worst of its checks, and that of a run the worst of its
+// assertions.
 func TestVerdictIsTheWorst(t *testing.T) {
 	truth := plain
 	truth.Rates = []string{"1000", "2000"}
@@ -102,7 +103,8 @@ func TestVerdictIsTheWorst(t *testing.T) {
 	}
 }
 
-// With too few blocks, only an assertion that a trial broke is decided. The others say how many blocks they need.
+// TestVerdictsOfFewBlocks: with too few blocks, only an assertion that a trial broke is decided. The others say how
+// many blocks they need.
 func TestVerdictsOfFewBlocks(t *testing.T) {
 	truth := plain
 	truth.Blocks = 4
@@ -115,7 +117,7 @@ func TestVerdictsOfFewBlocks(t *testing.T) {
 	}
 }
 
-// An undecided assertion says how many blocks would decide it, and that many blocks do decide it.
+// TestBlocksThatDecide: an undecided assertion says how many blocks would decide it, and that many blocks do decide it.
 func TestBlocksThatDecide(t *testing.T) {
 	truth := plain
 	truth.Noise = 20e-6
@@ -130,7 +132,8 @@ func TestBlocksThatDecide(t *testing.T) {
 	}
 }
 
-// Blocks that were lost are taken at their worst, and too many of them leave an assertion undecided.
+// TestVerdictsOfLostTrials: blocks that were lost are taken at their worst, and too many of them leave an assertion
+// undecided.
 func TestVerdictsOfLostTrials(t *testing.T) {
 	lose := func(n int, arm string) func(*record.Run, []record.Trial) {
 		return func(_ *record.Run, trials []record.Trial) {
@@ -205,7 +208,7 @@ func TestTwinThatImproves(t *testing.T) {
 	}
 }
 
-// If trials were lost, an assertion on a count or on a pooled share does not hold.
+// TestCountsOfLostTrials: if trials were lost, an assertion on a count or on a pooled share does not hold.
 func TestCountsOfLostTrials(t *testing.T) {
 	count := func(lost int, in int) func(*record.Run, []record.Trial) {
 		return func(_ *record.Run, trials []record.Trial) {
@@ -244,7 +247,8 @@ func TestCountsOfLostTrials(t *testing.T) {
 	}
 }
 
-// An arm that did not run, or a level that had too few samples, does not hold.
+// TestWhatWasNotMeasuredDoesNotHold: an assertion does not hold for an arm that did not run, or at a level that had too
+// few samples.
 func TestWhatWasNotMeasuredDoesNotHold(t *testing.T) {
 	s := asserted(t, plain, func(run *record.Run, _ []record.Trial) {
 		run.Absent = map[string]string{"other": "it is not installed"}
@@ -273,7 +277,7 @@ func TestWhatWasNotMeasuredDoesNotHold(t *testing.T) {
 	}
 }
 
-// An assertion is undecided if the lag of the generator may differ between the arms.
+// TestLagDecidesNothing: an assertion is undecided if the lag of the generator may differ between the arms.
 func TestLagDecidesNothing(t *testing.T) {
 	late := plain
 	late.ExtraLag = 50e-6
@@ -283,8 +287,8 @@ func TestLagDecidesNothing(t *testing.T) {
 	}
 }
 
-// A run that continues until its assertions are decided has wider intervals, because it is looked at several times. It
-// may end only at certain numbers of blocks.
+// TestDecided: a run that continues until its assertions are decided has wider intervals, because it is looked at
+// several times. It may end only at certain numbers of blocks.
 func TestDecided(t *testing.T) {
 	truth := plain
 	truth.Blocks = 12
@@ -311,7 +315,8 @@ func TestDecided(t *testing.T) {
 	}
 }
 
-// If levels stand for different loads, a metric that does not exist at one of them does not count as missing there.
+// TestLevelsWithoutTheMetric: if levels stand for different loads, a metric that does not exist at one of them does not
+// count as missing there.
 func TestLevelsWithoutTheMetric(t *testing.T) {
 	truth := plain
 	truth.Rates = []string{"1000", "2000"}
@@ -327,8 +332,8 @@ func TestLevelsWithoutTheMetric(t *testing.T) {
 	}
 }
 
-// An assertion does not hold at a level where every trial of an arm failed, even if other arms have other metrics
-// there.
+// TestLevelsThatAllFailed: an assertion does not hold at a level where every trial of an arm failed, even if other arms
+// have other metrics there.
 func TestLevelsThatAllFailed(t *testing.T) {
 	truth := plain
 	truth.Rates = []string{"1000", "2000"}
@@ -352,7 +357,8 @@ func TestLevelsThatAllFailed(t *testing.T) {
 	}
 }
 
-// An assertion that cannot be parsed is an error. A run with impossible values, or without trials, is not.
+// TestOddAssertions: an assertion that cannot be parsed is an error. A run with impossible values, or without trials,
+// is not.
 func TestOddAssertions(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Assert = []string{"nonsense"}

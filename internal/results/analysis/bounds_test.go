@@ -37,8 +37,8 @@ func wide(metrics, levels, blocks int) (record.Run, []record.Trial) {
 	return run, trials
 }
 
-// Metrics that would take a summary beyond its limits are left out, the most important ones last, and the summary says
-// so.
+// TestBounded: metrics that would take a summary beyond its limits are left out, the most important ones last, and the
+// summary says so.
 func TestBounded(t *testing.T) {
 	for _, c := range []struct {
 		name                    string
@@ -71,7 +71,7 @@ func TestBounded(t *testing.T) {
 	}
 }
 
-// Components are bounded with the metrics that they have.
+// TestBoundedComponents: components are bounded with the metrics that they have.
 func TestBoundedComponents(t *testing.T) {
 	run, trials := wide(2, 1, 1)
 	for i := range trials {
@@ -86,7 +86,7 @@ func TestBoundedComponents(t *testing.T) {
 	}
 }
 
-// The number of checks is bounded by the numbers of assertions, arms and levels.
+// TestChecksAreBounded: the number of checks is bounded by the numbers of assertions, arms and levels.
 func TestChecksAreBounded(t *testing.T) {
 	run, trials := wide(2, 150, 1)
 	for i := range 67 {

@@ -23,7 +23,7 @@ func spoilLate(t *record.Trial) {
 	t.Validity = record.Validity{Reasons: []record.Reason{{Gate: "lag", Seen: 2, Allowed: 1, Message: "late"}}}
 }
 
-// The losses of an arm are reported, and a difference that they could have made vanish is not resolved.
+// TestLosses: the losses of an arm are reported, and a difference that they could have made vanish is not resolved.
 func TestLosses(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -151,8 +151,8 @@ func TestLossesAgree(t *testing.T) {
 	}
 }
 
-// A block in which others spoilt the trials of the arm and of both twins did not select values: it counts as a block
-// that was not run. A block that an arm lost alone, or for another reason, does not.
+// TestWholeBlocks: a block in which others spoilt the trials of the arm and of both twins did not select values: it
+// counts as a block that was not run. A block that an arm lost alone, or for another reason, does not.
 func TestWholeBlocks(t *testing.T) {
 	t.Parallel()
 	late := func(cause ledger.Cause) record.Validity {
@@ -234,7 +234,8 @@ func TestWholeBlocks(t *testing.T) {
 	}
 }
 
-// A difference in memory without any noise is resolved although a twin lost a block and so has no interval.
+// TestTwinWithoutInterval: a difference in memory without any noise is resolved although a twin lost a block and so has
+// no interval.
 func TestTwinWithoutInterval(t *testing.T) {
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Noise: 1e-6})
 	lost := false
@@ -254,7 +255,8 @@ func TestTwinWithoutInterval(t *testing.T) {
 	}
 }
 
-// The smallest visible difference of an arm that is noisier than the twins is larger than theirs.
+// TestVisibleIsOfTheArm: the smallest visible difference of an arm that is noisier than the twins is larger than
+// theirs.
 func TestVisibleIsOfTheArm(t *testing.T) {
 	t.Parallel()
 	run, trials := analysistest.Quickstart(eighteen)
@@ -272,7 +274,8 @@ func TestVisibleIsOfTheArm(t *testing.T) {
 	}
 }
 
-// Blocks that resemble their neighbours are worth fewer independent ones, and the interval is wider for it.
+// TestDependentBlocks: blocks that resemble their neighbours are worth fewer independent ones, and the interval is
+// wider for it.
 func TestDependentBlocks(t *testing.T) {
 	t.Parallel()
 	truth := eighteen
@@ -300,7 +303,7 @@ func TestDependentBlocks(t *testing.T) {
 	}
 }
 
-// A trial that is too slow to give a quantile counts as lost, and the summary says so.
+// TestWithheldQuantile: a trial that is too slow to give a quantile counts as lost, and the summary says so.
 func TestWithheldQuantile(t *testing.T) {
 	t.Parallel()
 	run, trials := analysistest.Quickstart(eighteen)
@@ -326,8 +329,8 @@ func TestWithheldQuantile(t *testing.T) {
 	}
 }
 
-// Shares of samples differ between trials by more than chance would make independent samples differ, so their interval
-// is computed over trials.
+// TestClusteredShares: shares of samples differ between trials by more than chance would make independent samples
+// differ, so their interval is computed over trials.
 func TestClusteredShares(t *testing.T) {
 	run, trials := analysistest.Quickstart(eighteen)
 	for i := range trials {
@@ -356,8 +359,9 @@ func TestClusteredShares(t *testing.T) {
 	}
 }
 
-// If trials differ in size more than twofold, or their counts come in bursts, a difference of pooled shares whose
-// interval ends close to 0 is not resolved, and an assertion whose bound is close to that end is undecided.
+// TestUnevenTrials: if trials differ in size more than twofold, or their counts come in bursts, a difference of pooled
+// shares whose interval ends close to 0 is not resolved, and an assertion whose bound is close to that end is
+// undecided.
 func TestUnevenTrials(t *testing.T) {
 	even := func(b int) record.Count { return record.Count{In: 2900 + 100*(b%3), Of: 10_000} }
 	sizes := func(b int) record.Count {
@@ -401,7 +405,7 @@ func TestUnevenTrials(t *testing.T) {
 	}
 }
 
-// A model is fitted block by block.
+// TestModelByBlock: a model is fitted block by block.
 func TestModelByBlock(t *testing.T) {
 	t.Parallel()
 	swept := plain

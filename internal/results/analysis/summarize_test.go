@@ -170,8 +170,8 @@ func TestLagGate(t *testing.T) {
 	}
 }
 
-// If a generator is late because no connection is free, the server is the cause. All of the lag counts only if the
-// generator did not record its own part of it.
+// TestLagOfTheServersMaking: if a generator is late because no connection is free, the server is the cause. All of the
+// lag counts only if the generator did not record its own part of it.
 func TestLagOfTheServersMaking(t *testing.T) {
 	for _, tells := range []bool{true, false} {
 		run, trials := analysistest.Quickstart(plain)
@@ -377,8 +377,8 @@ func TestNothingIsNotResolved(t *testing.T) {
 	}
 }
 
-// Shares that are counted by samples are pooled over the valid trials of an arm. A share of too few samples is left
-// out.
+// TestPooledParts: shares that are counted by samples are pooled over the valid trials of an arm. A share of too few
+// samples is left out.
 func TestPooledParts(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	for i := range trials {
@@ -400,8 +400,8 @@ func TestPooledParts(t *testing.T) {
 	}
 }
 
-// A difference of pooled parts is resolved, and an assertion on it decided, only if no share of the lost trials could
-// change that.
+// TestPooledPartsOfLostTrials: a difference of pooled parts is resolved, and an assertion on it decided, only if no
+// share of the lost trials could change that.
 func TestPooledPartsOfLostTrials(t *testing.T) {
 	for _, c := range []struct {
 		arm      string

@@ -105,8 +105,8 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// A sensitive weight passes if it passed in most of the tries in which it was judged. One that noise cannot spoil fails
-// if it ever failed.
+// TestMajority: a sensitive weight passes if it passed in most of the tries in which it was judged. One that noise
+// cannot spoil fails if it ever failed.
 func TestMajority(t *testing.T) {
 	for _, tt := range []struct {
 		tries     []Verdict
@@ -155,7 +155,8 @@ func TestMajority(t *testing.T) {
 	}
 }
 
-// Requests that stay unanswered are a fault of the scale unless the machine stood still for long.
+// TestUnanswered: requests that stay unanswered are a fault of the scale unless the machine stood still for a long
+// time.
 func TestUnanswered(t *testing.T) {
 	for _, tt := range []struct {
 		s    stood
@@ -191,8 +192,8 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// The share of one group is compared with its share of the CPU time of the calls. Only stolen time and CPUs of
-// different speeds excuse a difference.
+// TestShare: the share of one group is compared with its share of the CPU time of the calls. Only stolen time and CPUs
+// of different speeds excuse a difference.
 func TestShare(t *testing.T) {
 	group := "/a"
 	for _, tt := range []struct {
@@ -224,7 +225,8 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// A CPU whose samples are not read is found despite noise. A larger number of samples than expected is not a failure.
+// TestSeen: a CPU whose samples are not read is found despite noise. A larger number of samples than expected is not a
+// failure.
 func TestSeen(t *testing.T) {
 	group, other := "/a", "/b"
 	for _, tt := range []struct {
@@ -290,7 +292,8 @@ func TestHistogram(t *testing.T) {
 	}
 }
 
-// The sum of two times that are uniform between 0 and 1 s has its quantile q at sqrt(2q) seconds, up to the median.
+// TestPlus: the sum of two times that are uniform between 0 and 1 s has its quantile q at sqrt(2q) seconds, up to the
+// median.
 func TestPlus(t *testing.T) {
 	var even histogram
 	for i := range 1000 {

@@ -82,7 +82,8 @@ func TestDisturbanceOf(t *testing.T) {
 	}
 }
 
-// Without a witness the kernel's counters say how much CPU time others had, but not who they were.
+// TestDisturbanceByCounters: without a witness the kernel's counters say how much CPU time others had, but not who they
+// were.
 func TestDisturbanceByCounters(t *testing.T) {
 	before := used{busy: 100, capacity: 1000, ours: 10, stolen: 1}
 	for _, tt := range []struct {
@@ -142,7 +143,7 @@ func TestSpansOf(t *testing.T) {
 	}
 }
 
-// Starts are chosen by what the witness saw, and never by their lag.
+// TestUndisturbed: starts are chosen by what the witness saw, and never by their lag.
 func TestUndisturbed(t *testing.T) {
 	const us = int64(1000)
 	spans := []span{{1000 * us, 2000 * us}, {5000 * us, 5100 * us}}
@@ -196,7 +197,7 @@ func TestMedianOfQuantiles(t *testing.T) {
 	}
 }
 
-// A stall of the server can be weighed if nothing happened at its end, however often a CPU was away before.
+// TestSpoilt: a stall of the server can be weighed if nothing happened at its end, however often a CPU was away before.
 func TestSpoilt(t *testing.T) {
 	const ms = int64(time.Millisecond)
 	stall := delay.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond}
@@ -249,7 +250,8 @@ func TestFirstRequest(t *testing.T) {
 	}
 }
 
-// A weight that is not judged names who disturbed it, from what the witness saw in the weight's windows.
+// TestNotJudgedNamesCulprits: a weight that is not judged names who disturbed it, from what the witness saw in the
+// weight's windows.
 func TestNotJudgedNamesCulprits(t *testing.T) {
 	b := newBench()
 	err := b.weigh(t.Context(), "cpu", planting{"a test", func(context.Context) ([]Weight, error) {
@@ -344,7 +346,7 @@ func TestSeenOfShortPrograms(t *testing.T) {
 	}
 }
 
-// A failure still counts if something else could not be weighed.
+// TestErrorsDoNotHideFailures: a failure still counts if something else could not be weighed.
 func TestErrorsDoNotHideFailures(t *testing.T) {
 	broken := errors.New("broken")
 	b := newBench()
@@ -397,7 +399,8 @@ func TestClosest(t *testing.T) {
 	}
 }
 
-// Time that was stolen in the runs of a program is subtracted from the count of their time, within its uncertainty.
+// TestRan: time that was stolen in the runs of a program is subtracted from the count of their time, within its
+// uncertainty.
 func TestRan(t *testing.T) {
 	seconds, runs := 1.2, uint64(10000) // each run took 100 us, and stolen time added 20 us
 	program := func(stolen *ledger.Interval) *ledger.Program {
@@ -422,7 +425,7 @@ func TestRan(t *testing.T) {
 	}
 }
 
-// The spec of the noise section is valid, with and without time to repeat trials.
+// TestNoiseSpec: the spec of the noise section is valid, with and without time to repeat trials.
 func TestNoiseSpec(t *testing.T) {
 	for percent, want := range map[int]float64{0: 0, 50: 0.5} {
 		text := fmt.Appendf(nil, noiseSpec, 6, 400*time.Millisecond, percent)

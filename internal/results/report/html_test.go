@@ -39,7 +39,7 @@ func prose(page string) string {
 	return strings.Join(strings.Fields(html.UnescapeString(page)), " ")
 }
 
-// The page says what the other formats say, in the expected order, with and without charts.
+// TestHTMLSaysWhatTextSays: the page says what the other formats say, in the expected order, with and without charts.
 func TestHTMLSaysWhatTextSays(t *testing.T) {
 	for name, make := range cases() {
 		for _, without := range []bool{true, false} {
@@ -93,7 +93,7 @@ func TestHTMLSaysWhatTextSays(t *testing.T) {
 	}
 }
 
-// Nothing on the page may point outside it.
+// TestHTMLFetchesNothing: nothing on the page may point outside it.
 func TestHTMLFetchesNothing(t *testing.T) {
 	run, trials := cases()["sweep"]()
 	page, _ := htmlOf(t, run, trials, report.HTMLOptions{})
@@ -147,8 +147,8 @@ func dataOf(page string) string {
 	return data
 }
 
-// The parts of the CPU budget and idle time add up to the capacity, even if eBPF time could not be split in single
-// windows and is placed by the samples of all trials together.
+// TestHTMLBudgetCloses: the parts of the CPU budget and idle time add up to the capacity, even if eBPF time could not
+// be split in single windows and is placed by the samples of all trials together.
 func TestHTMLBudgetCloses(t *testing.T) {
 	f := func(v float64) *float64 { return &v }
 	client := "/trial/client"
@@ -218,8 +218,8 @@ func charged() (record.Run, []record.Trial) {
 	return run, trials
 }
 
-// Gross, tare and net of an application are means over the trials of an arm, and the samples of all trials together
-// determine where programs ran.
+// TestHTMLGross: gross, tare and net of an application are means over the trials of an arm, and the samples of all
+// trials together determine where programs ran.
 func TestHTMLGross(t *testing.T) {
 	run, trials := charged()
 	page, _ := htmlOf(t, run, trials, report.HTMLOptions{NoCharts: true})
@@ -234,7 +234,8 @@ func TestHTMLGross(t *testing.T) {
 	}
 }
 
-// The answers to some questions have separate tables, in which an unknown value is a dash, never 0.
+// TestHTMLAnswerTables: the answers to some questions have separate tables, in which an unknown value is a dash, never
+// 0.
 func TestHTMLAnswerTables(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Metrics = append(run.Metrics, measured.Definitions()...)
@@ -391,8 +392,8 @@ func BenchmarkHTML(b *testing.B) {
 	}
 }
 
-// If some trials lack a count, its sum is over the other trials, says so, and is not given as a part of a sum over all
-// trials.
+// TestHTMLEventTablesOfUnknownCounts: if some trials lack a count, its sum is over the other trials, says so, and is
+// not given as a part of a sum over all trials.
 func TestHTMLEventTablesOfUnknownCounts(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Metrics = append(run.Metrics, measured.Definitions()...)

@@ -52,7 +52,8 @@ func lineOf(text, with string) string {
 	return ""
 }
 
-// The budget does not give "0 s" for eBPF programs if the table below it says that they ran for 127 ms.
+// TestLedgerNamesWhatWasNotSplit: the budget does not give "0 s" for eBPF programs if the table below it says that they
+// ran for 127 ms.
 func TestLedgerNamesWhatWasNotSplit(t *testing.T) {
 	for _, c := range []struct {
 		split       float64
@@ -73,7 +74,7 @@ func TestLedgerNamesWhatWasNotSplit(t *testing.T) {
 	}
 }
 
-// Programs and maps that could not be read are not shown as empty lists.
+// TestLedgerWithoutPrograms: programs and maps that could not be read are not shown as empty lists.
 func TestLedgerWithoutPrograms(t *testing.T) {
 	l := ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 20, Idle: 10, Groups: 10, NoBPF: true, NoKernel: true})}
 	for _, c := range []struct{ want, never string }{
@@ -128,7 +129,7 @@ func TestUnmatched(t *testing.T) {
 	}
 }
 
-// The exact text about workloads for a ledger with charges.
+// TestLedgerTellsGrossNetAndTare checks the exact text about workloads for a ledger with charges.
 func TestLedgerTellsGrossNetAndTare(t *testing.T) {
 	at := func(v float64) *float64 { return &v }
 	text := func(s string) *string { return &s }

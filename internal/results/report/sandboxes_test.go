@@ -9,7 +9,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// The exact text about a sandbox.
+// TestLedgerTellsSandboxes checks the exact text about a sandbox.
 func TestLedgerTellsSandboxes(t *testing.T) {
 	seconds := func(v float64) *float64 { return &v }
 	bytesOf := func(v uint64) *uint64 { v *= 1e6; return &v }

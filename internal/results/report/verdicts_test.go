@@ -59,7 +59,7 @@ func TestVerdictsAreShown(t *testing.T) {
 	}
 }
 
-// The counts of the suite, which CI systems show, are those of its cases.
+// TestJUnit: the counts of the suite, which CI systems show, are those of its cases.
 func TestJUnit(t *testing.T) {
 	s, run, trials := held(t)
 	run.Environment.Hostname, s.Experiment = "a<b>&\x01", `"quoted"`
@@ -94,7 +94,7 @@ func TestJUnit(t *testing.T) {
 	}
 }
 
-// An untrusted record cannot start a workflow command.
+// TestAnnotationsAreOneLineEach: an untrusted record cannot start a workflow command.
 func TestAnnotationsAreOneLineEach(t *testing.T) {
 	s, _, _ := held(t)
 	s.Verdicts[0].Assertion = "x\n::error::y, z: 5%"

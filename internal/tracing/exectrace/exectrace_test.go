@@ -446,7 +446,7 @@ type cutWriter int
 func (c cutWriter) Write([]byte) (int, error) { return int(c), unix.ENOSPC }
 
 // TestWakes: an idle reader wakes at the first event. After a batch it sleeps for the latency, but wakes earlier if the
-// ring is half full. The latency here is an hour, so nothing else can wake it.
+// ring is half full. The latency here is an hour, so that it cannot be what wakes the reader.
 func TestWakes(t *testing.T) {
 	dir := newGroup(t, "")
 	o := Options{CgroupDir: dir, Output: JSON, Ring: minRing, Args: 1024, Latency: time.Hour}

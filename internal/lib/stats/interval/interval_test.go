@@ -46,8 +46,8 @@ func TestBinomialEnds(t *testing.T) {
 	}
 }
 
-// Coverage is summed exactly over all outcomes: no simulation noise. From one probability to the next it varies,
-// because outcomes are discrete, so the test checks its mean over probabilities, and its minimum.
+// TestBinomialCoverage: coverage is summed exactly over all outcomes, without simulation noise. From one probability to
+// the next it varies, because outcomes are discrete, so the test checks its mean over probabilities, and its minimum.
 func TestBinomialCoverage(t *testing.T) {
 	for _, n := range []int{10, 20, 50, 100, 400} {
 		var mean, worst float64
@@ -104,7 +104,7 @@ func TestPoisson(t *testing.T) {
 	}
 }
 
-// Student's t against tables.
+// TestStudent compares Student's t with tables.
 func TestStudent(t *testing.T) {
 	for df, want := range map[float64]float64{1: 12.706, 2: 4.303, 10: 2.228, 1e6: 1.960} {
 		near(t, "Student", Student(df, 0.95), want, 6e-4)

@@ -22,7 +22,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// HTTP/1.1 and HTTP/2 are served on one port, with the same answers; HTTP/2 only on request.
+// TestHTTP2: HTTP/1.1 and HTTP/2 are served on one port, with the same answers; HTTP/2 only on request.
 func TestHTTP2(t *testing.T) {
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
@@ -115,7 +115,7 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// Independent clients get answers: curl, and h2load with many concurrent requests.
+// TestPeers: independent clients get answers: curl, and h2load with many concurrent requests.
 func TestPeers(t *testing.T) {
 	url := serve(t, Options{Protocol: HTTP2, Body: 1000})
 	curl, err := exec.LookPath("curl")

@@ -216,8 +216,8 @@ func TestConnectionsClosedWhenIdle(t *testing.T) {
 	}
 }
 
-// A stall of the server must show at full length for every request that should have been sent in it, whether or not a
-// connection was free to send it.
+// TestStallShowsAtFullLength: a stall of the server must show at full length for every request that should have been
+// sent in it, whether or not a connection was free to send it.
 func TestStallShowsAtFullLength(t *testing.T) {
 	const rate, stall = 500, 200 * time.Millisecond
 	begin := pace.Now() + int64(50*time.Millisecond)
@@ -595,8 +595,8 @@ func TestSettingsBoundOptions(t *testing.T) {
 	}
 }
 
-// Recycled sockets make real connections: the server sees one for each request, from the same few sockets. If a server
-// fails half of the requests, the others are not affected.
+// TestRecycle: recycled sockets make real connections: the server sees one for each request, from the same few sockets.
+// If a server fails half of the requests, the others are not affected.
 func TestRecycle(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -634,8 +634,8 @@ func TestRecycle(t *testing.T) {
 	}
 }
 
-// A server that slows down shows in the slices of the window, in open and in closed loop: every request that is
-// intended later waits.
+// TestSlicesShowASlowerServer: a server that slows down shows in the slices of the window, in open and in closed loop:
+// every request that is intended later waits.
 func TestSlicesShowASlowerServer(t *testing.T) {
 	const slow = 300 * time.Millisecond
 	for _, rate := range []float64{0, 200} {

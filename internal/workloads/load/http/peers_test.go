@@ -208,7 +208,7 @@ func TestPeerGRPC(t *testing.T) {
 	}
 }
 
-// Debian has no package of Envoy: the test runs only where Envoy is installed.
+// TestPeerEnvoy runs only where Envoy is installed, because Debian has no package of it.
 func TestPeerEnvoy(t *testing.T) {
 	t.Parallel()
 	path := envoy.Path(t)

@@ -113,7 +113,7 @@ func TestTLSByTheRequest(t *testing.T) {
 	}
 }
 
-// The time to make a connection ends before the request is written to it.
+// TestConnectIsWithoutTheRequest: the time to make a connection ends before the request is written to it.
 func TestConnectIsWithoutTheRequest(t *testing.T) {
 	for _, mode := range []TLS{TLSOff, TLSUnverified} {
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -153,7 +153,8 @@ func TestConnectIsWithoutTheRequest(t *testing.T) {
 	}
 }
 
-// A certificate is verified by the roots of the machine and by the name in the URL, unless that is turned off.
+// TestTLSVerifies: a certificate is verified by the roots of the machine and by the name in the URL, unless that is
+// turned off.
 func TestTLSVerifies(t *testing.T) {
 	t.Parallel()
 	s := echoTLS(t)
