@@ -215,7 +215,7 @@ func TestMetricsPage(t *testing.T) {
 	if !bytes.Equal(page, want) {
 		t.Error("docs/agent-metrics.md is not current: go test ./internal/agent -run TestMetricsPage -update")
 	}
-	for _, m := range metrics { // as the page says
+	for _, m := range metrics { // rules for names that the page states
 		if strings.HasSuffix(m.name, "_total") != (m.kind == counter) {
 			t.Errorf("%s: names of counters, and only these, end in _total", m.name)
 		}

@@ -108,7 +108,7 @@ func TestCharger(t *testing.T) {
 	if len(c.processes) == 0 || c.listed != first {
 		t.Errorf("%d processes are listed, at %v and %v", len(c.processes), first, c.listed)
 	}
-	// If something began since, the processes are listed again, but not for each reading.
+	// If a program or group began after that, the processes are listed again, but not for each reading.
 	loaded := &ledger.Ledger{Programs: []ledger.Program{{LoadedAt: new(first.Add(time.Millisecond))}}}
 	made := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Began: new(0.5)}}}
 	for now, outdated := range map[time.Time]bool{first.Add(soonest / 2): false, first.Add(soonest): true} {

@@ -76,7 +76,8 @@ func FuzzParseWindow(f *testing.F) {
 func TestAccess(t *testing.T) {
 	for _, c := range []struct {
 		name, config string
-		// whether clients elsewhere may request windows: all that the server admits; those with a verified certificate
+		// remote: all clients elsewhere that the server admits may request windows; verified: those with a verified
+		// certificate
 		remote, verified, bad bool
 	}{
 		{"no configuration", "", false, false, false},

@@ -70,7 +70,7 @@ func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn 
 	f.begins[node] = begin
 	f.mu.Unlock()
 	switch f.behaves(node) {
-	case "dies": // and is started again
+	case "dies": // ends in the window, and is started again
 		if !again {
 			time.Sleep(time.Until(begin.Add(d / 2)))
 			_ = conn.Close()
@@ -85,7 +85,7 @@ func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn 
 	case "lies":
 		fmt.Fprint(w, "<html>")
 		return
-	case "stalls": // in the middle of its answer
+	case "stalls": // stops in the middle of its answer
 		_, _ = w.Write(make([]byte, 20<<10))
 		<-r.Context().Done()
 		return
@@ -129,7 +129,7 @@ func (c *closing) Close() error {
 // TestWindow: a thousand agents (fewer on a slow machine) whose clocks differ take the same window. Those that fail are
 // named, and the others do not wait for them.
 func TestWindow(t *testing.T) {
-	n := max(20, int(1000*time.Second/speed.Scale(time.Second))) // fewer where there is little CPU time for them
+	n := max(20, int(1000*time.Second/speed.Scale(time.Second))) // fewer on a slow machine
 	broken := map[string]string{"n3": "refuses", "n5": "dies", "n7": "floods", "n9": "lies"}
 	f := &fakes{begins: map[string]time.Time{}, behaves: func(node string) string { return broken[node] },
 		ahead: func(node string) time.Duration { return time.Duration(len(node)-3) * time.Hour }}
@@ -209,7 +209,8 @@ func TestSlowNodes(t *testing.T) {
 	}
 }
 
-// TestAskedTooLate: an agent to which there is no connection before the window has begun is not blamed for it.
+// TestAskedTooLate: if the connection to an agent is made only after the window has begun, the error does not blame the
+// agent.
 func TestAskedTooLate(t *testing.T) {
 	f := &fakes{begins: map[string]time.Time{}, behaves: func(string) string { return "forgets" },
 		ahead: func(string) time.Duration { return 0 }}

@@ -165,7 +165,7 @@ func TestSharedMachine(t *testing.T) {
 		t.Errorf("the machine's rest is %v s", *rest.Gross)
 	}
 	kubelet := at(c.Components, func(r *cluster.Row) bool { return r.Component == "kubelet" })
-	is(t, "the kubelets", kubelet.CPU, 0, 1)                 // which both nodes see
+	is(t, "the kubelets", kubelet.CPU, 0, 1)                 // both nodes see them
 	is(t, "the machine", rest, 0.5+0.25+0.25, 1.5+1-2*0.125) // without the shims
 
 	// Whichever node answers first, the figures of the machine come from the node that sees most of it.
@@ -173,7 +173,7 @@ func TestSharedMachine(t *testing.T) {
 		part, most := clustertest.Ledger(0), both() // of a node in a container, and of one around it
 		part.CPU.Idle, part.CPU.Unexplained, part.CPU.Part = 20.5, 8, new(9.75)
 		if most.CPU.Part = new(17.25); first == 0 {
-			most.CPU.Part = nil // it is the machine
+			most.CPU.Part = nil // this ledger covers the whole machine
 		}
 		nodes := []*cluster.Node{clustertest.Node(0, part), clustertest.Node(1, most)}
 		m = cluster.New(pods, cluster.Options{Machines: map[string]string{"node-0": "boot", "node-1": "boot"}})
@@ -230,7 +230,8 @@ func TestContainers(t *testing.T) {
 	}
 }
 
-// TestSpread: what serves nodes goes to the workloads, and neither sums nor what the node reserves change.
+// TestSpread: the usage of what serves nodes is spread over the workloads. Sums, and what the node reserves, stay the
+// same.
 func TestSpread(t *testing.T) {
 	lines, c := clustertest.Merged(cluster.Options{}, 3), clustertest.Merged(cluster.Options{Spread: true}, 3)
 	addsUp(t, c)
@@ -445,7 +446,7 @@ func TestStaticPods(t *testing.T) {
 	}
 }
 
-// TestMatch: pods that Match rejects share rows, and sums stay the same.
+// TestMatch: pods that Match rejects are combined in shared rows, and sums stay the same.
 func TestMatch(t *testing.T) {
 	c := clustertest.Merged(cluster.Options{Match: func(p *cluster.Pod) bool { return p.Name == "web-1" }}, 3)
 	addsUp(t, c)
@@ -509,7 +510,7 @@ func TestInterrupts(t *testing.T) {
 	is(t, "its eBPF", web.BPF, 0, 0.5)
 }
 
-// TestNamesOfContainers: the cluster names containers, by their ids, where the node's files do not.
+// TestNamesOfContainers: if a node's files do not name a container, the cluster does, by the container's id.
 func TestNamesOfContainers(t *testing.T) {
 	l, pods := clustertest.Ledger(0), clustertest.Pods(1)
 	pods[0].Containers[1].ID = "0123456789abcdef"
@@ -562,7 +563,8 @@ func TestClusterRules(t *testing.T) {
 	}
 }
 
-// TestBounds: the answer of a node costs no more than the bounds allow, and an impossible ledger is refused.
+// TestBounds: the numbers of nodes and rows, and the lengths of names, are bounded whatever nodes answer, and an
+// impossible ledger is refused.
 func TestBounds(t *testing.T) {
 	long := strings.Repeat("x", 10_000)
 	many := clustertest.Ledger(1)

@@ -56,7 +56,7 @@ func example() *cluster.Cluster {
 	return m.Finish()
 }
 
-// TestJSON: documents are as the schema says, and can be read again.
+// TestJSON: documents conform to the schema, and can be read again.
 func TestJSON(t *testing.T) {
 	for _, c := range []*cluster.Cluster{example(), hostile(), cluster.New(nil, cluster.Options{}).Finish()} {
 		var b bytes.Buffer
@@ -74,7 +74,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// TestGolden: each format for people, and CSV, writes what its file has.
+// TestGolden: the output of each format for people, and of CSV, equals its golden file.
 func TestGolden(t *testing.T) {
 	for _, f := range Formats() {
 		for _, view := range cluster.Views() {
@@ -103,8 +103,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestNegative: a group whose counter is behind those of the groups in it has less than 0, which is explained where a
-// table shows it.
+// TestNegative: a group whose counter lags behind those of the groups in it has a negative value, which the table that
+// shows it explains.
 func TestNegative(t *testing.T) {
 	for _, c := range []struct {
 		behind float64 // seconds
@@ -177,7 +177,7 @@ func TestFits(t *testing.T) {
 var names = []string{"a\x1b[2Jb\nnode-9  1.0", "<script>alert(1)</script>", strings.Repeat("x", 253), "a\u202eb|c`d`",
 	"=HYPERLINK(1)", "\"><svg onload=x>", strings.Repeat("\u00e9", 126)}
 
-// hostile returns an account in which every name is one of these.
+// hostile returns an account in which every name is one of names.
 func hostile() *cluster.Cluster {
 	pods := []cluster.Pod{}
 	m := func() *cluster.Merger { return cluster.New(pods, cluster.Options{Containers: true}) }
@@ -201,7 +201,7 @@ func hostile() *cluster.Cluster {
 	return merger.Finish()
 }
 
-// TestHostileNames: names keep to their rows, in every format.
+// TestHostileNames: hostile names do not break out of their rows in any format.
 func TestHostileNames(t *testing.T) {
 	c := hostile()
 	for _, f := range Formats() {

@@ -22,7 +22,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// network reaches a server, or does not.
+// network connects to a server, as long as the test gives it an address.
 type network struct {
 	address atomic.Value // of the server; "": it cannot be reached
 	dials   atomic.Int32
@@ -111,7 +111,7 @@ func TestFollow(t *testing.T) {
 		if err := r.Append(record.Trial{Schema: record.TrialSchema, PlannedTrial: p}); err != nil {
 			t.Fatal(err)
 		}
-		for { // until the client has the trial
+		for { // wait until the client has the trial
 			if data, _ := os.ReadFile(filepath.Join(to, record.TrialsFile)); bytes.Count(data, []byte("\n")) == i+1 {
 				break
 			}
@@ -219,7 +219,7 @@ func TestStartedAgain(t *testing.T) {
 	}
 }
 
-// lying is a coordinator that answers as it likes.
+// lying is a coordinator with arbitrary answers.
 type lying struct{ status, run, trials string }
 
 func (l *lying) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -234,7 +234,7 @@ func (l *lying) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestEndlessLog: what a coordinator logs is printed up to a limit.
+// TestEndlessLog: the log of a coordinator is printed up to a limit.
 func TestEndlessLog(t *testing.T) {
 	var log strings.Builder
 	f := &Followed{Log: &log}

@@ -169,8 +169,8 @@ func (s apiServer) has(t *testing.T, want ...string) {
 	}
 }
 
-// TestForgedRun: anybody who may create Jobs can make one look like a run's. Removing it removes only what belongs to
-// it, and never what it or its name points to.
+// TestForgedRun: anybody who may create Jobs can make one look like a run's. Removing it removes only the objects that
+// it owns, and none that its fields or its name refer to.
 func TestForgedRun(t *testing.T) {
 	for _, command := range []string{"attach -n shop", "clean --all"} {
 		for name, c := range map[string]struct{ run, agents string }{
@@ -189,7 +189,7 @@ func TestForgedRun(t *testing.T) {
 			}
 			want := slices.Collect(maps.Keys(s))
 			want = slices.DeleteFunc(want, func(key string) bool { return key == "jobs/shop/"+c.run })
-			if command != "clean --all" { // which removes all agents
+			if command != "clean --all" { // that command removes all agents
 				s.addAgents("tare-agent-aaaaa", "")
 				s.addAgents("tare-agent-bbbbb", "shop/tare-bbbbbb")
 				want = append(want, "jobs/kube-system/tare-agent-aaaaa", "daemonsets/kube-system/tare-agent-aaaaa",
@@ -206,8 +206,8 @@ func TestForgedRun(t *testing.T) {
 	}
 }
 
-// TestRemovesRun: of a run whose coordinator is lost, and of one that was forgotten, everything is removed. Other runs
-// and agents are left.
+// TestRemovesRun: everything is removed that belongs to a run whose coordinator is lost, or to a forgotten run. Other
+// runs and agents are left alone.
 func TestRemovesRun(t *testing.T) {
 	for _, command := range []string{"attach tare-aaaaaa -n shop", "clean --all"} {
 		s := apiServer{}
@@ -262,7 +262,7 @@ func TestForbidden(t *testing.T) {
 	s.has(t, want...)
 }
 
-// TestCleanTime: whether the time of something is over depends on the API server's clock alone.
+// TestCleanTime: only the API server's clock decides whether the time of an object is over.
 func TestCleanTime(t *testing.T) {
 	created := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 	for after, want := range map[time.Duration]string{59 * time.Second: "left alone: ", 61 * time.Second: "removed "} {
@@ -349,8 +349,8 @@ func TestCleanAlone(t *testing.T) {
 	s.has(t)
 }
 
-// TestCleanFindsRemoved: without a garbage collector, clean finds what attach has left of a run, its Secret, although
-// the time of the run is not over.
+// TestCleanFindsRemoved: without a garbage collector, clean finds the Secret that attach has left behind of a run,
+// although the time of the run is not over.
 func TestCleanFindsRemoved(t *testing.T) {
 	s := apiServer{}
 	s.addRun("jobs/shop/tare-aaaaaa", "kube-system/tare-agent-aaaaa")
@@ -380,7 +380,7 @@ func clientOf(t *testing.T, h http.Handler) *agents.Cluster {
 	return c
 }
 
-// clean removes what is left in a cluster that h simulates, and gives each a short time to be gone.
+// clean removes leftovers in a cluster that h simulates, and waits only a short time until each has gone.
 func clean(t *testing.T, h http.Handler) (left []agents.Leftover, errs []error) {
 	t.Helper()
 	c := clientOf(t, h)

@@ -13,8 +13,8 @@ import (
 
 const agentSet = "/apis/apps/v1/namespaces/tare/daemonsets/tare-agent"
 
-// stored simulates an API server. It holds objects, in JSON, by their paths. What it holds as PATH/status, a part of an
-// object in JSON, becomes part of what is applied at PATH.
+// stored simulates an API server. It holds objects, in JSON, by their paths. An entry PATH/status is a part of an
+// object in JSON, which is added to the object that is applied at PATH.
 type stored map[string]string
 
 func (s stored) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -34,7 +34,7 @@ func (s stored) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, object)
 }
 
-// TestInstall: install applies all objects, also again with another image, and uninstall removes them.
+// TestInstall: install applies all objects, can be repeated with another image, and uninstall removes the objects.
 func TestInstall(t *testing.T) {
 	cluster := stored{}
 	for _, image := range []string{"a", "b"} {
@@ -74,7 +74,7 @@ func TestInstallOverOthers(t *testing.T) {
 	}
 }
 
-// TestInstallRefused: if the cluster refuses the agents' pods, install has the cluster's reason.
+// TestInstallRefused: if the cluster refuses the agents' pods, the error of install contains the cluster's reason.
 func TestInstallRefused(t *testing.T) {
 	cluster := stored{
 		agentSet + "/status": `"status": {"desiredNumberScheduled": 2, "currentNumberScheduled": 1}, `,

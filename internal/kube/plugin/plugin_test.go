@@ -79,7 +79,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// TestUsage: wrong use is refused with a hint and exit code 2, before any cluster is asked.
+// TestUsage: wrong use is refused with a hint and exit code 2, before any request to a cluster.
 func TestUsage(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"weight", `did you mean "weigh"`},
@@ -175,8 +175,8 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// TestCredentials: of the flags that kubectl keeps out of its logs, those with the names of files and of users stay in
-// the record of a run, and all others do not.
+// TestCredentials: of the flags that kubectl keeps out of its logs, only those with names of files or users stay in the
+// record of a run.
 func TestCredentials(t *testing.T) {
 	recorded := []string{clientcmd.FlagCertFile, clientcmd.FlagKeyFile, clientcmd.FlagImpersonate,
 		clientcmd.FlagImpersonateUID, clientcmd.FlagImpersonateGroup}
@@ -192,7 +192,7 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-// TestServerWithPassword: an address of the API server stays in the record of a run only if it has no password.
+// TestServerWithPassword: the address of the API server stays in the record of a run only if it contains no password.
 func TestServerWithPassword(t *testing.T) {
 	for server, want := range map[string]bool{"https://k8s.example.com:6443": true, "": true,
 		"https://ann:secret@k8s.example.com": false, "ann:secret@k8s.example.com": false} {

@@ -111,7 +111,7 @@ func TestOnNodes(t *testing.T) {
 	}
 }
 
-// TestLogged: the log of a node is that of the one container there that runs and matches.
+// TestLogged: the log of a node is that of the only running container there that matches.
 func TestLogged(t *testing.T) {
 	tracer := func(node, pod, container string, phase api.PodPhase) api.Pod {
 		p := api.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "tracing", Name: pod}}
@@ -148,7 +148,8 @@ func TestLogged(t *testing.T) {
 	}
 }
 
-// TestMixed: eBPF programs are not weighed if those of nodes that are not weighed are among them.
+// TestMixed: eBPF programs are not weighed if they include those of other nodes on the same machine, which are not
+// weighed.
 func TestMixed(t *testing.T) {
 	for _, c := range []struct {
 		weighed []string

@@ -220,7 +220,7 @@ func meshViews(proxied bool) []ledger.View {
 	if proxied {
 		a.Cgroups = append(a.Cgroups, group("/a/proxy", "ns", "run-0-server", "proxy", 0.05))
 		b.Cgroups = append(b.Cgroups, group("/b/proxy", "ns", "run-0-client", "proxy", 0.07))
-		a.Cgroups = append(a.Cgroups, group("/a/other", "shop", "web", "proxy", 0.5)) // of somebody else's pod
+		a.Cgroups = append(a.Cgroups, group("/a/other", "shop", "web", "proxy", 0.5)) // of a pod outside of the trial
 	}
 	return []ledger.View{{Name: "a", Ledger: a}, {Name: "b", Ledger: b}, {Name: "c", Ledger: c}}
 }
@@ -280,13 +280,13 @@ func TestAccount(t *testing.T) {
 	if err := held.account(throttle(meshViews(false), container)); err != nil {
 		t.Fatal(err)
 	}
-	// The server has a limit that the spec gave it, the client has none.
+	// The spec sets a limit for the server, and none for the client.
 	if r := held.record.Validity.Reasons; len(r) != 1 || !strings.Contains(r[0].Message, "/b/b/tare was throttled") {
 		t.Errorf("%+v", r)
 	}
 }
 
-// TestAccountLacks: what is missing fails the trial, rather than counting as 0.
+// TestAccountLacks: if a ledger or counter is missing, the trial fails; it does not count as 0.
 func TestAccountLacks(t *testing.T) {
 	proxied := []*api.Pod{podOf("server", "a", "proxy"), podOf("client", "b", "proxy")}
 	for _, c := range []struct {
@@ -387,7 +387,7 @@ func TestGather(t *testing.T) {
 		}
 		lost := c.silent
 		if strings.HasSuffix(lost, noAgent) {
-			lost = "" // it may never have had one
+			lost = "" // a node may never have had an agent
 		}
 		if strings.Join(x.lost, "; ") != lost || !x.weighed["a"] || x.weighed["c"] != (c.silent == "") {
 			t.Errorf("%s: lost %q, weighed %v", c.name, x.lost, x.weighed)

@@ -30,8 +30,8 @@ func order() Order {
 			OwnerReferences: []metav1.OwnerReference{{Kind: "Job", Name: "tare-1", UID: "v"}}}}
 }
 
-// TestOrder: a coordinator receives what there is to run, with the files by which it reaches agents; the parts
-// receive the token alone.
+// TestOrder: a coordinator receives the run, and the files with which it reaches agents. The parts receive only the
+// token.
 func TestOrder(t *testing.T) {
 	o := order()
 	dir := t.TempDir()
@@ -64,7 +64,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestCoordinatorPod: a coordinator has the rights of its account and no others, and what it writes is gone with it.
+// TestCoordinatorPod: a coordinator has only the rights of its account, and the files that it writes disappear with its
+// pod.
 func TestCoordinatorPod(t *testing.T) {
 	o := order()
 	pod := coordinatorPod(&o)

@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// TestErrorsHaveAPlace: what is wrong is named with its line, and what was meant where that can be guessed.
+// TestErrorsHaveAPlace: errors name the line and, if it can be guessed, what was meant.
 func TestErrorsHaveAPlace(t *testing.T) {
 	settings := []param.Setting{{Name: "rate", Type: param.TypeNumber, Min: 1, Max: 10}}
 	const file = File("a.yaml")

@@ -19,7 +19,7 @@ func TestCheckPrivate(t *testing.T) {
 	for _, c := range []struct {
 		owner               int
 		mode                os.FileMode
-		write, all, inPlace string // what is said; empty: nothing is wrong
+		write, all, inPlace string // the errors; empty: none
 	}{
 		{0, 0o700, "", "", ""},
 		{0, 0o755, "", "others may read it (its mode is 0755)", ""},
@@ -81,7 +81,7 @@ func TestCheckPath(t *testing.T) {
 		{"sticky/mine", ""},
 		{"strange/mine", "strange: it belongs to another user"},
 		{"strange/new", "strange: it belongs to another user"},
-		{"strange/mine/../../mine", ""}, // the name is what counts, and that is "mine"
+		{"strange/mine/../../mine", ""}, // only the cleaned name counts, which is "mine"
 		{"all/mine", "all: others may write to it"},
 		{"mine/to-strange/mine", "strange: it belongs to another user"},
 		{"mine/into-strange", "strange: it belongs to another user"},

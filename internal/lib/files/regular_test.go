@@ -40,8 +40,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestOpenOpensNothingElse: Open must not even open other files, because a watchdog device that is opened and then not
-// fed restarts the machine. The test uses a pipe, and inotify to see whether it was opened.
+// TestOpenOpensNothingElse: Open must not open files that are not regular, even briefly, because a watchdog device that
+// is opened and then not fed restarts the machine. The test uses a pipe, and inotify to see whether it was opened.
 func TestOpenOpensNothingElse(t *testing.T) {
 	pipe, file := filepath.Join(t.TempDir(), "pipe"), filepath.Join(t.TempDir(), "file")
 	if err := errors.Join(unix.Mkfifo(pipe, 0o600), os.WriteFile(file, nil, 0o600)); err != nil {

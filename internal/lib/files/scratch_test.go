@@ -40,7 +40,7 @@ func TestCleanScratch(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(parent, scratchPrefix+"file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range []string{dead, elsewhere} { // directories in it are removed too, and nothing behind a link
+	for _, dir := range []string{dead, elsewhere} { // directories in them are removed, too, but nothing behind a link
 		if err := os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +49,7 @@ func TestCleanScratch(t *testing.T) {
 		len(namesIn(t, dead)) != 4 {
 		t.Errorf("a dry run: %v, %v; left are %v", found, err, namesIn(t, dead))
 	}
-	living, err := NewScratch(parent, "test") // which cleans as well
+	living, err := NewScratch(parent, "test") // NewScratch also cleans up
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,8 +72,8 @@ func TestCleanScratch(t *testing.T) {
 	}
 }
 
-// TestScratchWhileOthersClean: processes that start at the same time clean up, and take nothing from each other. The
-// lock is one of an open file, so that goroutines contend for it as processes do.
+// TestScratchWhileOthersClean: processes that start at the same time clean up without removing each other's
+// directories. The lock is one of an open file, so that goroutines contend for it as processes do.
 func TestScratchWhileOthersClean(t *testing.T) {
 	parent := t.TempDir()
 	var all sync.WaitGroup
@@ -153,7 +153,7 @@ func TestForeignParent(t *testing.T) {
 	if removed, err := CleanScratch(false); err != nil || slices.Contains(removed, filepath.Dir(theirs)) {
 		t.Errorf("removed %q, %v", removed, err)
 	}
-	below := filepath.Join(parent, "mine") // which they can rename
+	below := filepath.Join(parent, "mine") // the other user can rename this one
 	if err := os.Mkdir(below, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -216,10 +216,10 @@ func TestMounted(t *testing.T) {
 	if err := os.MkdirAll(at, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Mount(elsewhere, at, "", unix.MS_BIND, ""); err != nil { // of the same file system
+	if err := unix.Mount(elsewhere, at, "", unix.MS_BIND, ""); err != nil { // a mount of the same file system
 		t.Fatal(err)
 	}
-	defer func() { _ = unix.Unmount(at, unix.MNT_DETACH) }() // where the test ended early
+	defer func() { _ = unix.Unmount(at, unix.MNT_DETACH) }() // in case the test ends early
 	if removed, err := cleanScratch(parent, false); err == nil || !strings.Contains(err.Error(), at) || len(removed) > 0 {
 		t.Errorf("removed %v, %v", removed, err)
 	}

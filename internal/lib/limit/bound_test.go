@@ -57,7 +57,7 @@ func TestAtMost(t *testing.T) {
 		t.Errorf("it said %d, and %d times more; %d connections more", n, len(said), len(accepted))
 	}
 	first.Close()
-	first.Close() // which must not make room twice
+	first.Close() // a second Close must not make room again
 	c := dial()
 	third := <-accepted
 	if _, err := third.Write([]byte("x")); err != nil {
@@ -100,7 +100,7 @@ func TestAtMostKnown(t *testing.T) {
 	first, farFirst := enter()
 	second, farSecond := enter()
 	closed("the first stranger", farFirst)
-	first.Close() // which must not make room
+	first.Close() // this connection was closed already, so this must not make room
 	open("the one that is known", known, farKnown)
 	open("the second stranger", second, farSecond)
 	Settle(first) // too late: it changes nothing
@@ -118,5 +118,5 @@ func TestAtMostKnown(t *testing.T) {
 	if n := <-said; n != 1 || len(said) > 0 || len(accepted) > 0 {
 		t.Errorf("it said %d, and %d times more; %d connections more", n, len(said), len(accepted))
 	}
-	Settle(farKnown) // of no listener
+	Settle(farKnown) // this connection belongs to no listener
 }

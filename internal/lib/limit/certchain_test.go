@@ -141,7 +141,7 @@ func BenchmarkWorst(b *testing.B) {
 	key := newKey(b, elliptic.P384())
 	same := func(i int) *x509.Certificate {
 		c := ca("same")
-		c.DNSNames = []string{fmt.Sprint(i)} // else they would count as one
+		c.DNSNames = []string{fmt.Sprint(i)} // otherwise they would count as one
 		return c
 	}
 	top := signed(b, same(0), nil, key, nil)

@@ -34,7 +34,7 @@ func TestLatest(t *testing.T) {
 	check(true, true)
 	add()
 	check(false, true, true)
-	near[0].Close() // which has gone already
+	near[0].Close() // this connection was closed already
 	near[2].Close()
 	add()
 	check(false, true, false, true)

@@ -49,7 +49,7 @@ func childPolicy(t *testing.T) string {
 	return fields[41-3]
 }
 
-// TestRunFirst: this process runs before others, and what it starts meanwhile does not.
+// TestRunFirst: this process runs before others, but processes that it starts meanwhile do not.
 func TestRunFirst(t *testing.T) {
 	before := policies(t)
 	if err := RunFirst(true); errors.Is(err, os.ErrPermission) {

@@ -26,7 +26,7 @@ var settings = []param.Setting{
 	{Name: "text", Type: param.TypeText, Doc: "what"},
 }
 
-// TestCanonical: which texts each type takes, what it makes of them, and its errors for the others.
+// TestCanonical: which texts each type accepts, their canonical form, and the errors for others.
 func TestCanonical(t *testing.T) {
 	for _, c := range []struct{ name, text, want, says string }{
 		{"mode", " closed ", "closed", ""},
@@ -119,7 +119,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// TestFlags: the flags of settings take what a spec takes, and say what a spec says.
+// TestFlags: the flags of settings accept the same values as a spec, and have the same errors.
 func TestFlags(t *testing.T) {
 	parse := func(args ...string) (param.Values, error) {
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)

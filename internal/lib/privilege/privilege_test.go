@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	}
 	var threads sync.WaitGroup
 	block := make(chan struct{})
-	for range 8 { // threads that are there before
+	for range 8 { // these threads exist before privileges are given up
 		threads.Go(func() { <-block })
 	}
 	give := Drop
@@ -80,7 +80,7 @@ func TestDrop(t *testing.T) { givesUp(t, all, 0) }
 
 func TestKeep(t *testing.T) { givesUp(t, allBut1, 1<<kept) }
 
-// givesUp has a process give up privileges, and compares what is left with a set of capabilities.
+// givesUp starts a process that gives up privileges, and compares its remaining capabilities with a set.
 func givesUp(t *testing.T, what string, left uint64) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -119,7 +119,7 @@ func givesUp(t *testing.T, what string, left uint64) {
 			t.Errorf("%s, want %s", line, want)
 		}
 	}
-	if statuses < 5*3 { // of some threads and of the program that it executed
+	if statuses < 5*3 { // three lines each, for some threads and the program that was executed
 		t.Errorf("only %d lines about privileges:\n%s", statuses, out)
 	}
 }

@@ -19,7 +19,8 @@ import (
 	"tare/test/long"
 )
 
-// What a process of this test binary does again and again, while a goroutine enters a system call that blocks.
+// These values say what a process of this test binary does repeatedly, while a goroutine enters a system call that
+// blocks.
 const (
 	again     = "again"     // gives up its privileges
 	unwatched = "unwatched" // makes one of the same system calls in all threads, without the watch

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 		comm, _ := os.ReadFile("/proc/self/comm")
 		fmt.Printf("%s %v %s", path, err, bytes.TrimSpace(comm))
 		os.Exit(0)
-	case "link": // it has its binary replaced, and starts itself by the link and by the name
+	case "link": // replace the binary, and then start it by the link and by the name
 		err := replaced(os.Args[1])
 		if err != nil {
 			fmt.Println(err)

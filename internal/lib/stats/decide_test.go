@@ -73,7 +73,7 @@ func TestBlocksToDecide(t *testing.T) {
 	}{
 		{10, 1, 1, 21, true},
 		{10, 2, 1, 82, true},
-		{10, 1, 100, 11, true}, // never fewer than there are
+		{10, 1, 100, 11, true}, // not fewer than the run has
 		{10, 1, 0, 0, false},
 		{10, 0, 1, 0, false},
 		{10, 1, 1e-3, 0, false},

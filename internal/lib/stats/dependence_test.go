@@ -66,7 +66,7 @@ func TestDependentBlocksBySimulation(t *testing.T) {
 				}
 			case rho <= 0.76:
 				within(t, what+"coverage", 100*after/n, runs, 93, 98)
-			default: // 0.8 is more than any real run showed
+			default: // 0.8 is more correlation than any real run showed
 				within(t, what+"coverage", 100*after/n, runs, 90, 98)
 			}
 			if rho == 0 && width > 1.6*n {

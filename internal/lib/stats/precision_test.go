@@ -24,7 +24,7 @@ func TestStoppingBySimulation(t *testing.T) {
 		for _, scale := range []float64{3, 6, 10} {
 			runs := repetitions(long.Repeat(10, 80))
 			if scale > 6 {
-				runs = repetitions(long.Repeat(4, 15)) // these go on beyond 50 blocks, where each look takes milliseconds
+				runs = repetitions(long.Repeat(4, 15)) // these runs have more than 50 blocks, so each look takes milliseconds
 			}
 			r := rand.New(rand.NewPCG(uint64(scale), 77))
 			own, common := noise.draw, noise.draw

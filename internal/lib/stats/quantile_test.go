@@ -126,7 +126,7 @@ func TestDecodeHistogramBoundsGeometry(t *testing.T) {
 // within the limit.
 func TestDecodeHistogramOfFullCounters(t *testing.T) {
 	full := hdrhistogram.New(1, maxTrackable, maxDigits).Export()
-	random := rand.New(rand.NewPCG(1, 2)) // so that nothing can be compressed
+	random := rand.New(rand.NewPCG(1, 2)) // random counts, so that nothing can be compressed
 	for i := range full.Counts {
 		full.Counts[i] = random.Int64N(maxCount >> 15)
 	}

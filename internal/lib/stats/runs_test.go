@@ -60,7 +60,7 @@ func TestBetweenRunsBySimulation(t *testing.T) {
 			m := days{r: rand.New(rand.NewPCG(3, uint64(c.history))), between: between, blocks: 12}
 			tries := repetitions(long.Repeat(100, 1000))
 			if c.name == "history" {
-				tries = max(tries/10, 100) // each is searched for shifts
+				tries = max(tries/10, 100) // each history is searched for shifts
 			}
 			covers, same := 0.0, 0.0
 			for try := range tries {
@@ -127,7 +127,7 @@ func TestUnknownSpread(t *testing.T) {
 	if s, ok := SpreadOfTwins([]Effect{{}, {}}); ok {
 		t.Errorf("of twins without any: %+v", s)
 	}
-	// What never varied may vary all the same: a value that is one of a few, or sums that differ by rounding.
+	// Values that never varied so far may still vary: a value may be one of a few, and sums may differ by rounding.
 	exact := []Effect{{math.Log(1.5), 0}, {math.Log(1.5), 0}, {math.Log(1.5) * (1 + 1e-15), 0}, {math.Log(1.5), 0}}
 	if s, ok := SpreadOfRepeats(exact, exact); ok {
 		t.Errorf("of repeats that never varied: %+v", s)
@@ -190,7 +190,7 @@ func TestChangePointsBySimulation(t *testing.T) {
 
 // TestRanks: equal values share a rank.
 func TestRanks(t *testing.T) {
-	doubledRanks([]float64{math.NaN(), 1, math.NaN()}) // it must return
+	doubledRanks([]float64{math.NaN(), 1, math.NaN()}) // NaN must not make it loop forever
 	if got, want := doubledRanks([]float64{3, 1, 3, 2}), []int{7, 2, 7, 4}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

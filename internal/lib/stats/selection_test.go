@@ -130,7 +130,7 @@ func TestIgnorableLossesBySimulation(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		draw     draw
-		innocent bool // what is lost does not depend on the arm
+		innocent bool // whether a trial is lost does not depend on the arm
 	}{
 		{"at random, 8 %", func(r *rand.Rand, _ float64, is bool) (float64, bool) {
 			return 10 + of(is, 1, 0) + 0.5*r.NormFloat64(), r.Float64() < 0.08
@@ -264,7 +264,7 @@ func TestMoreOften(t *testing.T) {
 	for _, c := range []struct {
 		a, n, b, m int
 		want       float64
-	}{ // counted out: the second is C(18, 12) / C(54, 12), the last 8,081,052 / C(54, 6)
+	}{ // exact probabilities, by counting: the second is C(18, 12) / C(54, 12), the last 8,081,052 / C(54, 6)
 		{3, 4, 1, 4, 0.2428571}, {12, 18, 0, 36, 18564 / 343006888770.0}, {0, 18, 0, 36, 1}, {0, 18, 9, 36, 1},
 		{18, 18, 36, 36, 1}, {3, 18, 3, 36, 8081052 / 25827165.0},
 	} {

@@ -89,9 +89,9 @@ type tally struct {
 	twins      float64 // the interval of the twins' difference excludes 0
 	alarms     float64 // a subject that costs nothing is called resolved
 	found      float64 // a subject that costs twice what the run says it can see of it is called resolved
-	foundFixed float64 // the same, of twice the median of what such runs can see
+	foundFixed float64 // the same for a subject that costs twice the median of what such runs can see
 
-	oldAlarms, oldFound float64 // by the twins alone, as until version 0.1
+	oldAlarms, oldFound float64 // alarms and found if only the twins are used, as until version 0.1
 }
 
 // runMany simulates runs whose subject adds noise of its own, louder - 1 times that of the baseline.

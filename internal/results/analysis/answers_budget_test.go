@@ -45,7 +45,7 @@ func TestSum(t *testing.T) {
 	}
 	said := answersOf(t, run, trials)
 	for _, want := range []string{
-		// The difference is the paired one, and not 6.99, which is that of the two medians.
+		// The difference is that of the pairs, and not 6.99, the difference of the two medians.
 		"A basket holds 11.99 kB [", ", and 5.00 kB [", " in the baseline; paired by block, the difference is +7.00 kB [",
 		"]: left 6.00 kB, right 3.00 kB, bread -1.998 kB [",
 	} {
@@ -82,7 +82,7 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// TestOneTotal: if an answer has quoted a figure, another total of the same kind is named so that they cannot be
+// TestOneTotal: if an answer has quoted a total, it names another total of the same kind so that the two cannot be
 // confused.
 func TestOneTotal(t *testing.T) {
 	run, trials := made(measured.Definitions(), nil, func(arm string, _ factors) map[string]float64 {

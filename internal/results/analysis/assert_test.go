@@ -37,7 +37,7 @@ func TestVerdicts(t *testing.T) {
 		"bpf_seconds_per_connection <= 10us":                analysis.Holds,
 		"bpf_seconds_per_connection <= 1us":                 analysis.Fails,
 		"bpf_seconds_per_connection <= +1us":                analysis.Fails,
-		"bpf_seconds_per_connection <= 3.1us":               analysis.Undecided, // the truth itself
+		"bpf_seconds_per_connection <= 3.1us":               analysis.Undecided, // exactly the true value
 		"bpf_seconds_per_connection{arm=direct} <= 0":       analysis.Holds,
 		"bpf_seconds_per_connection <= +10%":                analysis.Undecided, // a change from 0 is undefined
 		"latency_p50_seconds <= +30%":                       analysis.Holds,

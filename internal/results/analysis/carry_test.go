@@ -34,7 +34,7 @@ func TestCarryOverBySimulation(t *testing.T) {
 		var before, resolved, blamed float64
 		each := 100 / float64(runs)
 		for range runs {
-			// a new order in each run
+			// each run has a new order of the arms
 			arms := []string{record.Direct, record.AA, "candidate"}
 			var order []int
 			for i := range trials {

@@ -138,7 +138,7 @@ func TestComponentsVoided(t *testing.T) {
 	for _, c := range []struct {
 		lost     int
 		withheld bool
-	}{{2, false}, {3, true}} { // of 8 trials; up to a quarter may be lost
+	}{{2, false}, {3, true}} { // lost trials of 8, of which up to a quarter may be lost
 		run, trials := proxied()
 		for i := range trials {
 			if trials[i].Arm == "proxy" && trials[i].Block < c.lost {

@@ -8,7 +8,7 @@ import (
 	"tare/test/analysistest"
 )
 
-// TestSeveralFamilies: a run that measures two things is answered in the words of both.
+// TestSeveralFamilies: a run with metrics of two families has the answers of both.
 func TestSeveralFamilies(t *testing.T) {
 	s := analysistest.Sweep{Levels: []map[string]string{nil}, Arms: []string{"tracer"}}.Answered(t,
 		func(arm string, _ map[string]string) map[string]float64 {

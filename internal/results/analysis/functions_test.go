@@ -89,7 +89,7 @@ func named(f *analysis.Functions) (names []string) {
 }
 
 // TestFunctions: functions that an arm adds are named with their costs, the largest first, and the answer states the
-// rest of the difference. A run that cannot tell names none, and says why.
+// rest of the difference. If the run does not have enough data to name functions, the answer names none and says why.
 func TestFunctions(t *testing.T) {
 	adds := map[string]float64{"planted20": 20, "planted10": 10, "planted5": 5}
 	run, trials := profiledRun(1, 16, 60, steep, adds)
@@ -148,8 +148,8 @@ func TestFunctions(t *testing.T) {
 	}
 }
 
-// TestFunctionsOfLostTrials: no function is named where the metric or its baseline is withheld, or where lost trials
-// could change the difference; and where it is withheld, no total is quoted.
+// TestFunctionsOfLostTrials: no function is named if the metric or its baseline is withheld, or if lost trials could
+// change the difference. If the metric is withheld, no total is quoted either.
 func TestFunctionsOfLostTrials(t *testing.T) {
 	adds := map[string]float64{"planted20": 20, "planted10": 10, "planted5": 5}
 	for _, c := range []struct {
@@ -184,7 +184,8 @@ func TestFunctionsOfLostTrials(t *testing.T) {
 	}
 }
 
-// TestFunctionsOfTwoUnits: the metric of most blocks counts, not that of the first, whose requests may be unknown.
+// TestFunctionsOfTwoUnits: functions are compared by the metric that most blocks have. The first block may have another
+// one, if its number of requests is unknown.
 func TestFunctionsOfTwoUnits(t *testing.T) {
 	run, trials := profiledRun(1, 8, 60, steep, map[string]float64{"planted20": 20})
 	for i := range trials {
@@ -201,8 +202,8 @@ func TestFunctionsOfTwoUnits(t *testing.T) {
 func first(run record.Run, _ []record.Trial) record.Run         { return run }
 func second(_ record.Run, trials []record.Trial) []record.Trial { return trials }
 
-// TestFunctionsBySimulation: where arms are the same, some function is named in at most 5 % of runs; functions of 20,
-// 10 and 5 us are named first, second and third in 95 % of runs of 16 blocks.
+// TestFunctionsBySimulation: if arms are the same, a function is named in at most 5 % of runs. If an arm adds functions
+// of 20, 10 and 5 us, these are named first, second and third in 95 % of runs of 16 blocks.
 func TestFunctionsBySimulation(t *testing.T) {
 	runs := long.Repeat(30, 1000)
 	if *simulated > 0 {
@@ -222,14 +223,14 @@ func TestFunctionsBySimulation(t *testing.T) {
 				if len(named(f)) > 0 {
 					some++
 				}
-				for _, d := range f.Considered { // 0 is the truth of all
+				for _, d := range f.Considered { // the true difference of each is 0
 					if *d.Difference.Lo > 0 || *d.Difference.Hi < 0 {
 						missed++
 						break
 					}
 				}
 				if name == "flat" && seed > runs/10 {
-					continue // flat runs take long
+					continue // flat runs take too long for this
 				}
 				run, trials = profiledRun(uint64(seed), blocks, functions, shape, planted)
 				got := named(functionsOf(t, run, trials))

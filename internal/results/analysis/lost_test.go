@@ -19,12 +19,12 @@ import (
 	"tare/test/analysistest"
 )
 
-// headlines are the metrics that the answers of the test's runs are about.
+// headlines are the metrics that the answers about the tests' runs cover.
 var headlines = []string{"latency_p50_seconds", "latency_p99_seconds", "throughput_per_second",
 	"bpf_seconds_per_connection", "cpu_seconds_per_connection", "map_bytes"}
 
-// late returns the reason of a trial whose generator was late because of the hypervisor: latency and throughput are
-// void, and nothing else.
+// late returns the reason of a trial whose generator was late because of the hypervisor: it voids only latency and
+// throughput.
 func late(share float64) record.Reason {
 	return record.Reason{Gate: "lag", Seen: 0.033, Allowed: 0.025, Message: "client: the generator started late",
 		Cause: ledger.Hypervisor, CauseShare: &share,
@@ -190,7 +190,7 @@ func TestWithheld(t *testing.T) {
 	for _, c := range []struct {
 		lost     int
 		withheld bool
-	}{{3, false}, {4, true}} { // of 12 trials; up to a quarter may be lost
+	}{{3, false}, {4, true}} { // lost trials of 12, of which up to a quarter may be lost
 		s := summarize(t, run, spoil(trials, func(tr record.Trial) bool { return tr.Arm == "candidate" && tr.Block < c.lost },
 			late(0.2)))
 		i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool {
@@ -357,8 +357,8 @@ func TestAttempts(t *testing.T) {
 	}
 }
 
-// TestUnanswered: a quantile among the unanswered requests is lost, and not merely without samples: the trials that
-// have a value are the arm's better ones.
+// TestUnanswered: a trial whose quantile is among the unanswered requests counts as lost, and not as one with too few
+// samples, because the trials that have a value are the arm's better ones.
 func TestUnanswered(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Headline = headlines

@@ -13,7 +13,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// showing returns a trial in whose evidence a guest has the given picture.
+// showing returns a trial with a guest whose evidence contains the given picture.
 func showing(t *testing.T, arm string, block int, p record.Pictured) record.Trial {
 	t.Helper()
 	text, err := json.Marshal(p)
@@ -38,8 +38,8 @@ func numbers(all ...float64) []*float64 {
 	return of
 }
 
-// TestPlacements: amounts are means, a place that a trial lacks counts as 0, and what one trial does not know stays
-// unknown.
+// TestPlacements: amounts are means over trials. A place that a trial lacks counts as 0, and an amount is unknown if
+// one trial does not know it.
 func TestPlacements(t *testing.T) {
 	f := func(v float64) *float64 { return &v }
 	// A trial that a gate voided counts, because gates void metrics and not charges. A second attempt does not count, and
@@ -102,7 +102,7 @@ func TestCourses(t *testing.T) {
 	}
 }
 
-// TestLadderAnswers: an answer speaks of all rungs together, in few words.
+// TestLadderAnswers: one short answer covers all rungs.
 func TestLadderAnswers(t *testing.T) {
 	rungs := []string{"nothing", "little", "much"}
 	values := map[string][]float64{

@@ -9,8 +9,8 @@ import (
 )
 
 // TestPowerBySimulation plans runs from pilot runs with the same noise, as PowerOf does, and simulates the planned
-// runs: an arm and a twin with normal noise, and a difference of one standard deviation of a trial. Pilots that differ
-// by two blocks plan much the same.
+// runs: an arm and a twin with normal noise, and a difference of one standard deviation of a trial. Pilot runs whose
+// lengths differ by two blocks give similar plans.
 func TestPowerBySimulation(t *testing.T) {
 	t.Log("| pilot | blocks, by the widened interval | blocks planned | decided % |")
 	r := rand.New(rand.NewPCG(75, 195))

@@ -33,7 +33,7 @@ func TestEnough(t *testing.T) {
 	}
 	noisy := truth
 	noisy.Noise = 30e-6
-	// The noise of latency does not affect this metric, of which the baseline has none.
+	// The noise of latency does not affect this metric, which the baseline does not have.
 	if ok, why := enough(noisy, 0.05, "bpf_seconds_per_connection"); !ok {
 		t.Errorf("not precise: %s", why)
 	}
@@ -50,7 +50,7 @@ func TestEnough(t *testing.T) {
 	}
 }
 
-// TestEnoughLooksAtNoDifference: whether a difference is resolved changes nothing.
+// TestEnoughLooksAtNoDifference: when a run ends does not depend on whether a difference is resolved.
 func TestEnoughLooksAtNoDifference(t *testing.T) {
 	t.Parallel()
 	for _, adds := range []float64{0, 1e-6, 9e-6, 90e-6} {

@@ -69,8 +69,8 @@ func TestRareCosts(t *testing.T) {
 	}
 }
 
-// TestRareCostsBySimulation: an arm of which one trial in ten costs three times as much, and so 20 % more in the mean,
-// does not keep a budget of 10 % in a run in which that happened.
+// TestRareCostsBySimulation: if one trial in ten of an arm costs three times as much, which is 20 % more on average, a
+// budget of 10 % does not hold in a run that has such a trial.
 func TestRareCostsBySimulation(t *testing.T) {
 	long.Test(t, "4 min: many runs; TestRareCosts has one of each kind")
 	runs := 1000
@@ -82,7 +82,7 @@ func TestRareCostsBySimulation(t *testing.T) {
 		r := rand.New(rand.NewPCG(31, uint64(blocks)))
 		var occurred, holds, both, fails float64
 		for range runs {
-			first := math.MaxInt // block in which it occurred
+			first := math.MaxInt // the first block with such a trial
 			draw := func(arm string, block int) float64 {
 				value := 1e-3 * (1 + 0.02*r.NormFloat64())
 				if arm == "candidate" && r.Float64() < 0.1 {

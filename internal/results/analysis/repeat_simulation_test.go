@@ -12,8 +12,8 @@ import (
 	"tare/test/long"
 )
 
-// stalling is a setting of the simulation: a subject that is faster than its baseline by some ms, and stalls more often
-// by each of several factors.
+// stalling is a setting of the simulation: a subject that is faster than its baseline by some ms, but stalls more
+// often, by each of several factors.
 type stalling struct {
 	name         string
 	blocks       int

@@ -81,7 +81,7 @@ func TestAnswersWhileRunning(t *testing.T) {
 // TestEnoughWhileRunning: if both latencies are listed, the one that answers use decides. A latency that is listed
 // alone always decides.
 func TestEnoughWhileRunning(t *testing.T) {
-	const all, undisturbed = "latency_p50_seconds", "latency_running_p50_seconds" // the first is wide, the second narrow
+	const all, undisturbed = "latency_p50_seconds", "latency_running_p50_seconds" // with a wide and a narrow interval
 	for _, c := range []struct {
 		disturbed int64
 		metrics   []string

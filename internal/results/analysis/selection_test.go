@@ -28,8 +28,8 @@ func TestLosses(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name     string
-		lose     int // of candidate, of 18 trials
-		again    int // of these: run again, and valid then
+		lose     int // number of lost trials of the candidate, of its 18
+		again    int // how many of these were run again, and were valid then
 		resolved bool
 		bounded  bool
 		beyond   bool
@@ -63,11 +63,11 @@ func TestLosses(t *testing.T) {
 			if d == nil && (c.resolved || !c.beyond) {
 				t.Fatal("no difference")
 			}
-			if d != nil { // where too many were lost it may be withheld altogether
+			if d != nil { // if too many trials were lost, there may be no difference
 				if d.Resolved != c.resolved || !c.resolved && !strings.HasPrefix(d.Unresolved, analysis.LossReason) {
 					t.Errorf("resolved %t: %q", d.Resolved, d.Unresolved)
 				}
-				lost, repeated := c.lose-c.again, c.again // the twins repeated none
+				lost, repeated := c.lose-c.again, c.again // no trial of the twins was repeated
 				if c.beyond {
 					lost, repeated = c.lose, 0
 				}
@@ -274,8 +274,7 @@ func TestVisibleIsOfTheArm(t *testing.T) {
 	}
 }
 
-// TestDependentBlocks: blocks that resemble their neighbours are worth fewer independent ones, and the interval is
-// wider for it.
+// TestDependentBlocks: blocks that resemble their neighbours count as fewer independent ones, so the interval is wider.
 func TestDependentBlocks(t *testing.T) {
 	t.Parallel()
 	truth := eighteen
@@ -285,7 +284,7 @@ func TestDependentBlocks(t *testing.T) {
 		for i := range trials {
 			trials[i].Metrics["own"] = 100
 			if trials[i].Arm != record.Direct {
-				noise := float64(trials[i].Block/period*period*37%30) - 15 // the twins are apart in blocks, not as a whole
+				noise := float64(trials[i].Block/period*period*37%30) - 15 // the twins differ in each block, but not on average
 				trials[i].Metrics["own"] += noise + 0.01*float64(i%7)
 			}
 		}
@@ -375,7 +374,7 @@ func TestUnevenTrials(t *testing.T) {
 		times  float64 // the candidate's share as a multiple of the others'
 		bound  string
 		uneven bool
-		says   bool // the difference is resolved, and the assertion fails
+		says   bool // whether the difference is resolved and the assertion fails
 	}{
 		{"even", even, 1.1, "32%", false, true},
 		{"in size", sizes, 1.04, "31%", true, false},

@@ -49,7 +49,7 @@ func TestSummarizeFindsWhatIsThere(t *testing.T) {
 		resolved    bool
 	}{
 		{"bpf_seconds_per_connection", "candidate", 3.1e-6, true},
-		{"latency_p50_seconds", "candidate", 12.1e-6, true}, // both the programs and what was planted
+		{"latency_p50_seconds", "candidate", 12.1e-6, true}, // the run time of the programs and the planted latency together
 		{"latency_p99_seconds", "candidate", 12.1e-6, true},
 		{"cpu_seconds_per_connection", "candidate", 0, false},
 		{"latency_p50_seconds", record.AA, 0, false},
@@ -94,7 +94,7 @@ func TestAnswers(t *testing.T) {
 		name  string
 		truth analysistest.Truth
 		alter func(*record.Run)
-		drop  int // trials at the end that were not done
+		drop  int // number of trials at the end that were not run
 		want  []string
 	}{
 		{name: "all resolved", truth: plain, want: []string{
@@ -464,7 +464,7 @@ func TestNoFactors(t *testing.T) {
 	}
 }
 
-// TestOtherRun: trials that shared the machine with another run say so in the summary, with how many.
+// TestOtherRun: the summary says how many trials shared the machine with another run.
 func TestOtherRun(t *testing.T) {
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Noise: 1e-6})
 	for i := range trials {
@@ -513,7 +513,7 @@ func TestCompareLevels(t *testing.T) {
 	}
 }
 
-// TestWarningsOfTheRun: what was found before the first trial is a warning of each summary of the record.
+// TestWarningsOfTheRun: warnings from before the first trial are in every summary of the record.
 func TestWarningsOfTheRun(t *testing.T) {
 	run := record.Run{Schema: record.RunSchema, Warnings: []string{"its CPU time never settled"}}
 	s, err := analysis.Summarize(run, nil)

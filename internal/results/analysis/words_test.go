@@ -151,8 +151,8 @@ func TestNamesMeanNothing(t *testing.T) {
 	}
 }
 
-// TestClause: answers state a metric that has a Clause in the words of that clause, for every arm that has the metric,
-// with the difference if the baseline has some of it.
+// TestClause: for a metric that has a Clause, answers use the words of that clause, for every arm that has the metric,
+// and state the difference if the value of the baseline is not 0.
 func TestClause(t *testing.T) {
 	cache := metric.Definition{
 		Name: "guest_cache_bytes", Unit: quantity.Bytes, Better: metric.Lower, How: "It is read.", Rank: metric.RankMemory,
@@ -214,8 +214,8 @@ func TestClause(t *testing.T) {
 	}
 }
 
-// TestClauseAmongOthers: the clause of a metric follows memory and precedes other resolved differences, and other
-// metrics of its family are not mentioned.
+// TestClauseAmongOthers: in an answer, the clause of a metric comes after memory and before other resolved differences,
+// and other metrics of its family are not mentioned.
 func TestClauseAmongOthers(t *testing.T) {
 	own := metric.Definition{
 		Name: "guest_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Sum, Needs: []metric.Need{},

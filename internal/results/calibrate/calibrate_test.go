@@ -76,8 +76,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestVerdict: a failed weight shows that the scale is wrong, whatever else was disturbed. If no weight of a section
-// could be judged, the calibration is invalid.
+// TestVerdict: a failed weight shows that the scale is wrong, even if other weights were disturbed. If no weight of a
+// section could be judged, the calibration is invalid.
 func TestVerdict(t *testing.T) {
 	type row struct {
 		section string
@@ -259,7 +259,7 @@ func TestSeen(t *testing.T) {
 				t.Errorf("%s: process %d: %s, want %s: %+v", tt.name, i+1, ws[i].Verdict, want, ws[i])
 			}
 		}
-		// No weight comes from a program with too few samples, or from one whose time is small compared with that of the
+		// A program with too few samples gives no weight, and neither does one whose time is small compared with that of the
 		// call.
 		for _, r := range []plantedResult{{Times: 4901, Fastest: 10e-6}, {Times: 952_380, Fastest: 1.2e-6}} {
 			w.results = []plantedResult{r, r}

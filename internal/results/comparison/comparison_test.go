@@ -180,7 +180,7 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// later makes runs measure p50 by the next rule.
+// later changes runs so that they measured p50 by the next rule.
 func later(runs []comparison.Source) {
 	for i := range runs {
 		defined := slices.Clone(runs[i].Run.Metrics)
@@ -363,7 +363,7 @@ func TestSameTwice(t *testing.T) {
 			old, new := made(t, day, several(c.runs, c.varies)...), made(t, day+uint64(c.runs), several(c.runs, c.varies)...)
 			day += 2 * uint64(c.runs)
 			for _, x := range comparison.Compare(old, new, nil).Changes {
-				if x.Metric == "latency_p50_seconds" || x.Metric == "cpu_seconds_per_connection" { // others go with these
+				if x.Metric == "latency_p50_seconds" || x.Metric == "cpu_seconds_per_connection" { // others depend on these
 					if x.Lo != nil {
 						compared++
 					}

@@ -10,7 +10,7 @@ import (
 )
 
 // TestRunsThatVaryBySimulation compares runs of the same thing, in which the arms vary from run to run and the twins do
-// not. The standard error of a run is 1; nothing changed, so every verdict is a false one.
+// not. The standard error of a run is 1. Nothing has changed, so every verdict of a change is false.
 func TestRunsThatVaryBySimulation(t *testing.T) {
 	t.Log("| old, new | history | between runs | false verdicts % | change of 8 spreads found % |")
 	for _, c := range []struct{ old, new, history int }{

@@ -52,7 +52,7 @@ func near(t *testing.T, what string, got, want, part float64) {
 	}
 }
 
-// TestMake: parts are by component, totals are of all, and nodes and money follow from these.
+// TestMake: a plan has a part for each component and totals over all, and nodes and money follow from these.
 func TestMake(t *testing.T) {
 	p, err := Make([]comparison.Source{usual().source(t)}, Ask{
 		For: map[string]float64{"rate": 600}, Node: &Size{CPUs: 0.25, MemoryBytes: gib}, Prices: &Prices{CPU: 2, Memory: 4},
@@ -325,8 +325,8 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-// TestOneLoad: the CPUs of one load are not added to the memory of another. Swept settings may differ, and the run with
-// the best model is the one that others must be like.
+// TestOneLoad: the CPUs of one load are not added to the memory of another. Swept settings may differ, and other runs
+// must have the same load as the run with the best model.
 func TestOneLoad(t *testing.T) {
 	of := func(m made, spec string) comparison.Source {
 		s := m.source(t)

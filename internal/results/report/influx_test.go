@@ -23,7 +23,7 @@ type influxPoint struct {
 	at          time.Time
 }
 
-// influxPoints reads what Influx writes of a summary.
+// influxPoints writes a summary in the format Influx, and decodes that.
 func influxPoints(t *testing.T, s *analysis.Summary, run record.Run) (points []influxPoint) {
 	t.Helper()
 	var b bytes.Buffer
@@ -135,7 +135,7 @@ func checkInflux(t *testing.T, s *analysis.Summary, run record.Run, points []inf
 	}
 }
 
-// endless returns text, with an underscore appended if it ends in a backslash.
+// endless returns text without a backslash at its end: it appends an underscore to one.
 func endless(text string) string {
 	if strings.HasSuffix(text, `\`) {
 		return text + "_"

@@ -11,9 +11,9 @@ import (
 	"tare/test/analysistest"
 )
 
-// TestLead: asserted metrics come first, then those that are defined as leading. Each component of an arm has a row. If
-// a column's metric has no components, they show a part of that metric that has some. A metric has no column if it is 0
-// everywhere, or if another column has the same cost per another unit of work.
+// TestLead: asserted metrics come first, then those that are defined as leading. Each component of an arm has a row. In
+// a column whose metric has no components, these rows show a part of the metric that has some. A metric has no column
+// if it is 0 everywhere, or if another column has the same cost per another unit of work.
 func TestLead(t *testing.T) {
 	run, trials := analysistest.Quickstart(analysistest.Truth{
 		Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6, Rates: []string{"500", "1000"},
@@ -60,8 +60,8 @@ func TestLead(t *testing.T) {
 	}
 }
 
-// TestDifferencesFromWithheld: without intervals, differences are shown as they are, but none from a value of the
-// baseline that is withheld.
+// TestDifferencesFromWithheld: without intervals, differences are shown as they are, but not if the value of the
+// baseline is withheld.
 func TestDifferencesFromWithheld(t *testing.T) {
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 2, BPF: 3.1e-6, Latency: 9e-6, MapBytes: 1.2e6})
 	for lost, want := range []string{"CPU per connection: candidate ",

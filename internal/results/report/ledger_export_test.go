@@ -124,7 +124,7 @@ func TestLedgerOpenMetrics(t *testing.T) {
 	}
 }
 
-// labelsOf are the labels of a sample, in the order of their names.
+// labelsOf returns the labels of a sample, sorted by name.
 func labelsOf(m *dto.Metric) string {
 	var all []string
 	for _, l := range m.GetLabel() {
@@ -147,7 +147,7 @@ func exportedRows(t *testing.T) [][]string {
 	return rows
 }
 
-// TestLedgerCSV: each number has a row with its unit, what is not known is empty, and no cell is a formula.
+// TestLedgerCSV: each number has a row with its unit, the cell of an unknown number is empty, and no cell is a formula.
 func TestLedgerCSV(t *testing.T) {
 	rows := exportedRows(t)
 	if head := strings.Join(rows[0], ","); head !=

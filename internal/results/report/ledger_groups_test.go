@@ -97,7 +97,7 @@ func TestGroupRowsSayWhatIsNotCounted(t *testing.T) {
 }
 
 // TestGroupRowsAddUp: whatever counters are missing and whatever is left out, each group is in one row, and the rows
-// hold what the topmost known counters do.
+// add up to the sum of the topmost known counters.
 func TestGroupRowsAddUp(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {

@@ -38,7 +38,7 @@ func golden(t *testing.T, name string, got []byte) {
 
 var plain = analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6}
 
-// cases returns runs that each have something that every report must show.
+// cases returns runs, each with a feature that every report must show.
 func cases() map[string]func() (record.Run, []record.Trial) {
 	with := func(alter func(*analysistest.Truth)) func() (record.Run, []record.Trial) {
 		return func() (record.Run, []record.Trial) {
@@ -142,7 +142,7 @@ func TestGrossIsBounded(t *testing.T) {
 	}
 }
 
-// strip takes the styles out again.
+// strip removes the styles from a text.
 func strip(s string) string {
 	var b strings.Builder
 	for s != "" {

@@ -235,7 +235,8 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// TestChoices: rows stay selected while others come and go and the order changes; sorting, folding and freezing.
+// TestChoices: sorting, folding and freezing work, and a row stays selected while others come and go and the order
+// changes.
 func TestChoices(t *testing.T) {
 	m := newModel(80, 24, hostile(0))
 	keys(m, "3j")
@@ -383,7 +384,7 @@ func TestHistoryOfRows(t *testing.T) {
 	}
 }
 
-// faulty is a source whose calls return an error, panic or return the picture of a ledger, one element after another.
+// faulty is a source. Each call uses the next element: it returns an error, panics, or returns the picture of a ledger.
 type faulty []any
 
 func (f *faulty) next(context.Context, time.Duration) (*Picture, error) {

@@ -8,7 +8,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// TestZeros: a zero that the user gave is not taken to mean the value in the spec.
+// TestZeros: a zero that a flag does not allow is refused. It is not taken to mean the value in the spec.
 func TestZeros(t *testing.T) {
 	for _, c := range []struct {
 		args []string

@@ -51,8 +51,8 @@ func TestProgressOfFailure(t *testing.T) {
 	}
 }
 
-// TestProgressWarns: only the first warning with each code is printed, and only the warning of another run says to end
-// one.
+// TestProgressWarns: only the first warning with each code is printed, and only the warning about another run says that
+// one of them should be ended.
 func TestProgressWarns(t *testing.T) {
 	var b bytes.Buffer
 	p := &progress{w: terminal.Guard(&b), raw: &b, block: -1}

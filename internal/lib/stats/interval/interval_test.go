@@ -87,7 +87,7 @@ func TestPoisson(t *testing.T) {
 		near(t, "lo", lo, c.lo, 1e-3)
 		near(t, "hi", hi, c.hi, 1e-3)
 	}
-	lo, hi := Poisson(1_000_000, 0.95) // the normal limit
+	lo, hi := Poisson(1_000_000, 0.95) // close to the normal distribution
 	near(t, "lo of a million", lo, 1e6-1960, 3)
 	near(t, "hi of a million", hi, 1e6+1960, 5)
 
