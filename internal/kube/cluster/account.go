@@ -9,7 +9,7 @@ import (
 // side classifies usage in sums.
 type side uint8
 
-// The sides. Net is the sum of sideNet and sideOther, tare that of sidePod and sideShared.
+// The sides. Net is the sum of sideNet and sideOther, and tare is the sum of sidePod and sideShared.
 const (
 	sideNet    side = iota // a workload itself
 	sideOther              // what no rule names

@@ -63,7 +63,7 @@ type machine struct {
 // groups and processes; one that is the machine itself, or shares its namespaces, sees all.
 type view struct {
 	node    string
-	private bool               // it has some of the machine's groups, and none of the other nodes'
+	private bool               // it contains only some of the machine's groups, and no groups of other nodes
 	lines   map[owner]*account // usage in no group
 	cells   map[owner]*account // usage in groups, without what the node moved to its pods
 	groups  metrics            // usage of all groups, the node's own among them

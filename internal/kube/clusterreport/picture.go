@@ -61,7 +61,7 @@ const (
 
 // part is the value of a bar's segment.
 type part struct {
-	key   int // index of its legend entry
+	key   int // index of its entry in the legend
 	value float64
 }
 

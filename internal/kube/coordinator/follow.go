@@ -110,7 +110,7 @@ func (c *Client) Fetched(ctx context.Context) error {
 // Followed follows a run: it copies the run's directory and prints its progress.
 type Followed struct {
 	Client *Client
-	Open   func(record.Run) (*record.Writer, error) // creates the copy of the run directory, or opens an unfinished one
+	Open   func(record.Run) (*record.Writer, error) // creates the copy of the run directory, or opens an unfinished copy
 	Gone   func(context.Context) (lost, err error)  // lost: why the coordinator will not answer; nil if it may
 	Log    io.Writer
 

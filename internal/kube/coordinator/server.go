@@ -33,7 +33,7 @@ type Status struct {
 	Begun  bool   `json:"begun"`  // there is a run directory
 	Trials int64  `json:"trials"` // bytes of trials.jsonl, in whole lines
 	Log    string `json:"log"`    // progress output from the requested offset on
-	Next   int64  `json:"next"`   // the offset at which it ends
+	Next   int64  `json:"next"`   // the offset at which Log ends
 	End    *End   `json:"end"`    // nil while the run is under way
 }
 

@@ -100,7 +100,7 @@ func runOrder(ctx context.Context, o *pods.Order, news *coordinator.Server) erro
 		return err
 	}
 	if len(o.Spread) > 0 {
-		s.ScaleNodes(len(o.Spread)) // as kubectl tare run did, which said so
+		s.ScaleNodes(len(o.Spread)) // as "kubectl tare run" did, which told the user
 	}
 	w, err := record.Create(o.Dir, o.Run)
 	if err != nil {

@@ -124,7 +124,7 @@ func examine(ctx context.Context, c *agents.Cluster, namespace, experiments stri
 	}
 	level, err := c.PodSecurity(ctx, in)
 	switch {
-	case err != nil: // Tare does not need the right to read it
+	case err != nil: // not a failure, because Tare does not need the right to read it
 		add("namespace", true, "not known: %v", err)
 	default:
 		add("namespace", level == "" || level == "privileged", "%s enforces the Pod Security level %s", in,

@@ -27,11 +27,11 @@ import (
 )
 
 const (
-	quiet      = 2 * time.Second        // without a new event, after which missing events are lost
-	whole      = 500 * time.Millisecond // the same if no event is missing
+	quiet      = 2 * time.Second        // after this time without a new event, missing events count as lost
+	whole      = 500 * time.Millisecond // the same time if no event is missing
 	drainMost  = 30 * time.Second
-	refusedIn  = 500 * time.Millisecond // for the API server to refuse to let a log be read
-	logHistory = 60                     // seconds of a log that are read from before it is followed
+	refusedIn  = 500 * time.Millisecond // how long the API server may take to refuse access to a log
+	logHistory = 60                     // seconds of a log before the start of following that are read, too
 	maxLine    = 64 << 10               // bytes of a line that are looked at; the rest is skipped
 )
 
@@ -274,7 +274,7 @@ func (x *trial) events(ctx context.Context, l *logs) error {
 	for _, node := range slices.Sorted(maps.Keys(delivered)) {
 		n, of := delivered[node], made[node]
 		switch *e.Delivered += n; {
-		case n > of: // which would hide losses of other nodes
+		case n > of: // the surplus would hide losses of other nodes
 			return fault.New(fault.Invalid, "arms."+x.record.Arm, "narrow lines: they may match what others execute",
 				"the log of %s has %d events, and its loads made %d", node, n, of)
 		case n < of:

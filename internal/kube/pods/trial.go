@@ -60,9 +60,9 @@ type trial struct {
 	loads  map[string]*playing
 	all    []*playing
 	silent []string // nodes that gave no window, with the reason
-	lost   []string // those of them that have an agent, or had one in this run
+	lost   []string // those of silent that have an agent, or had one in this run
 
-	nodes   []string          // those that are weighed; empty: all
+	nodes   []string          // nodes that are weighed; empty: all
 	nodeOf  map[string]string // by part; one without an entry may run anywhere
 	lacking []string          // nodes on which events were lost, with the counts
 }
@@ -220,7 +220,8 @@ func (x *trial) place(n int) {
 	}
 }
 
-// weighs reports whether what is used on a node is cost of the trial: on any, except in an experiment on nodes.
+// weighs reports whether usage on a node counts as cost of the trial. In an experiment on nodes, it does only on nodes
+// of the trial; otherwise, on every node.
 func (x *trial) weighs(node string) bool { return len(x.nodes) == 0 || slices.Contains(x.nodes, node) }
 
 // parts returns the applications and the loads, by name.

@@ -129,7 +129,7 @@ type Waits struct {
 	from int64 // beginning of the stalls
 
 	mu   sync.Mutex
-	came int64                   // requests, so far
+	came int64                   // number of requests so far
 	rng  *rand.Rand              // nil without a distribution
 	seen *hdrhistogram.Histogram // nil if Served is not wanted
 }

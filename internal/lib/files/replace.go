@@ -45,8 +45,8 @@ func ReplaceIn(root *os.Root, name string, data []byte, mode fs.FileMode) error 
 	return syncNames(root)
 }
 
-// syncNames waits until the names in a directory are on disk: what is written to other files afterwards must not
-// survive a power failure without them. Some network file systems cannot do that.
+// syncNames waits until the names in a directory are on disk: after a power failure, files that are written later must
+// not exist without these names. Some network file systems cannot do that.
 func syncNames(root *os.Root) error {
 	d, err := root.Open(".")
 	if err != nil {

@@ -68,7 +68,7 @@ type bounded struct {
 	mu      sync.Mutex
 	open    int
 	unknown *list.List // of *admitted that are not settled, the oldest first; nil for AtMost
-	away    int        // connections closed since the time in said
+	away    int        // number of connections closed since the time in said
 	said    time.Time
 }
 

@@ -1,4 +1,4 @@
-// Package lists adds to package slices of the standard library.
+// Package lists complements the package slices of the standard library.
 package lists
 
 import "slices"

@@ -148,7 +148,7 @@ func (s *Series) Widen(e Estimate) Estimate {
 
 func widen(value, end, inflation float64) float64 { return value - math.Sqrt(inflation)*(value-end) }
 
-// vary reports whether a series has information about its dependence.
+// vary reports whether a series has information about its dependence: at least three values, not all equal.
 func vary(xs []float64) bool { return len(xs) >= 3 && slices.Min(xs) < slices.Max(xs) }
 
 // inflation returns the factor by which dependence multiplies the variance of the mean of the series, averaged over

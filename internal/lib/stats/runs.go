@@ -173,8 +173,8 @@ func ChangePoints(series []float64, seed uint64) []int {
 	return found
 }
 
-// parting returns the place where the mean of the values from there on differs most from that of the values before it,
-// and by how much, in standard errors up to a constant factor.
+// parting returns the index at which the mean of the values from there on differs most from the mean of the values
+// before it, and by how much, in standard errors up to a constant factor.
 func parting(xs []float64) (at int, by float64) {
 	n := float64(len(xs))
 	total, sum := 0.0, 0.0

@@ -1,4 +1,4 @@
-// Package terminal writes to terminals texts that are partly chosen by others. A record, a node or a weighed process
+// Package terminal writes text to terminals of which others have chosen a part. A record, a node or a weighed process
 // must not be able to control the terminal or to hide what the text says.
 package terminal
 

@@ -69,7 +69,7 @@ func limitAnswers(s *Summary, t *Table) []Answer {
 		}
 		p.Add("%s.", took)
 		heaviest := p.Arm
-		for _, arm := range slices.Compact([]string{heaviest, arms[len(arms)-1]}) { // and the lightest
+		for _, arm := range slices.Compact([]string{heaviest, arms[len(arms)-1]}) { // the lightest arm as well
 			p.Arm = arm
 			p.Add("With %s: %s", arm, p.contexts())
 		}

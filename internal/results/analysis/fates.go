@@ -25,7 +25,7 @@ type fate struct {
 	told   bool            // some attempt has a valid value
 	again  bool            // known only from a later attempt than the first
 	failed bool            // every attempt failed
-	others bool            // unknown because of the hypervisor or neighbours alone, in every attempt
+	others bool            // every attempt lost it to the hypervisor or to neighbours alone
 	voids  []record.Reason // why it is unknown: all reasons in the first attempt that had the metric, or the failure
 }
 

@@ -97,7 +97,7 @@ func (t *Table) excess(at factors, arm, metric string) int {
 	return min(again, int(math.Ceil(more)))
 }
 
-// spoiledFirst reports whether the first attempt had no valid value.
+// spoiledFirst reports whether the first attempt at the trial had no valid value of the metric.
 func spoiledFirst(f fate) bool { return !f.told || f.again }
 
 // judgeArms finds the arms whose losses are a selection, and those that change the trial after them.

@@ -211,7 +211,7 @@ func labels(defined metric.Set, metrics []string) []string {
 	return FirstOf(all, maxLabels)
 }
 
-// word formats a gap as a clause: "latency: not measured, the hypervisor took 24 % of the CPU time".
+// word returns a gap as a clause: "latency: not measured, the hypervisor took 24 % of the CPU time".
 func (g gap) word() string {
 	how := "withheld"
 	if g.all {

@@ -241,7 +241,7 @@ type Model struct {
 	Effective *float64 `json:"effective_blocks,omitempty"`
 
 	strong  bool // intervals may still be too narrow
-	unpaced bool // see Unpaced
+	unpaced bool // result of Unpaced
 	line    *stats.Line
 }
 

@@ -145,7 +145,7 @@ type empty struct {
 	call             float64 // CPU time of the whole call, by the process's clock, at its fastest
 }
 
-// nothing weighs a program without steps.
+// nothing weighs a program without steps, whose time becomes the time of an empty run.
 func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
 	w, err := b.plantProgram(ctx, 0, 0)
 	if err != nil {

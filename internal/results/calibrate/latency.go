@@ -191,7 +191,7 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 		name string
 		q    float64
 	}{{"p50", 0.50}, {"p90", 0.90}, {"p99", 0.99}} {
-		moved := math.Abs(first.quantile(q.q) - last.quantile(q.q)) // how much the truth itself changed
+		moved := math.Abs(first.quantile(q.q) - last.quantile(q.q)) // how much the true value itself changed meanwhile
 		planted := fmt.Sprintf("server with delays %s, %d requests; truth: what each waited there, plus the latency "+
 			"without delay (p50 %s)",
 			text, got.total(), quantity.Value(base.quantile(0.5), quantity.Seconds))

@@ -180,7 +180,7 @@ func known(name, unit string, truth, measured float64, t Tolerance, planted stri
 	return Weight{Name: name, Unit: unit, True: &truth, Measured: &measured, Tolerance: t, Planted: planted}
 }
 
-// told returns a weight with a reading but no truth.
+// told returns a weight that is information only: it has a reading but no truth.
 func told(name, unit string, measured float64, planted string) Weight {
 	return Weight{Name: name, Unit: unit, Measured: &measured, Planted: planted}
 }
@@ -215,7 +215,8 @@ func (w Weight) lower() Weight { w.atLeast = true; return w }
 // others use the machine.
 func (w Weight) only(spoiled func(off float64, s stood) bool) Weight { w.spoiled = spoiled; return w }
 
-// unless marks a weight as fragile and adds a test for whether a disturbance explains the error.
+// unless marks a weight as one that other load can spoil (sensitive), and adds a test for whether a disturbance
+// explains the error.
 func (w Weight) unless(spoiled func(off float64, s stood) bool) Weight {
 	w.sensitive, w.spoiled = true, spoiled
 	return w

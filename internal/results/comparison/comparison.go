@@ -392,7 +392,7 @@ func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect, w
 		lo, hi = math.Expm1(lo), math.Expm1(hi)
 	}
 	if !finite(change.Old, change.New, change.Value) {
-		return // not a measurement
+		return // the values cannot be measurements
 	}
 	switch {
 	case from == Unknown:

@@ -26,7 +26,7 @@ type Graph struct {
 
 	trials  int
 	root    node    // in seconds
-	divisor float64 // seconds divided by it are in the unit
+	divisor float64 // dividing seconds by it gives values in the unit
 }
 
 // part is the label of a sample that names the part of the trial to which the sample belongs.

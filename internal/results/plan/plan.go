@@ -406,8 +406,8 @@ const (
 	noWhole     = "no line was fitted to the whole arm, and its components may not hold all of it"
 )
 
-// otherwise names the settings in which an arm or what it ran with differs between two runs, except for those that
-// either run sweeps.
+// otherwise names the settings of an arm, and the conditions of its run, that differ between two runs, except for
+// settings that either run sweeps.
 func otherwise(a, b record.Run, arm string) string {
 	x, sweptX, errX := settingsOf(a.Spec, arm)
 	y, sweptY, errY := settingsOf(b.Spec, arm)

@@ -213,8 +213,8 @@ func (m *dataMaker) waitTables() (all []tableRow) {
 	return all
 }
 
-// stairs are the kinds of memory that are drawn before, under and after the load, if the run has metrics for the
-// values before and after.
+// stairs are the kinds of memory whose amounts before, under and after the load are drawn, if the run has metrics for
+// the values before and after.
 var stairs = []struct{ name, metric string }{
 	{"eBPF maps, each once", "map_bytes"},
 	{"kernel memory of the data plane's group", "memory_kernel_bytes"},

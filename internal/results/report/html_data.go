@@ -396,7 +396,7 @@ func (m *dataMaker) budgets() {
 	slices.SortStableFunc(m.CPU, func(a, b chartPart) int { return cmp.Compare(order(a), order(b)) })
 }
 
-// inPlace sorts values by level and arm.
+// inPlace sorts values by level, and by arm within a level.
 func inPlace[T any](all []T, at func(T) place) []T {
 	return slices.SortedStableFunc(slices.Values(all), func(a, b T) int { return comparePlaces(at(a), at(b)) })
 }

@@ -21,16 +21,16 @@ import (
 // and the labels of OpenMetrics, in this order.
 var ledgerLabels = []string{"id", "name", "cgroup", "context", "charge", "workload", "component"}
 
-// labels identify one thing of a ledger.
+// labels identify one thing of a ledger, such as a control group or a program.
 type labels map[string]string
 
-// amount is one number of a thing; its value is nil if unknown.
+// amount is one number about a thing of a ledger; its value is nil if unknown.
 type amount struct {
 	metric, unit, help string
 	value              *float64
 }
 
-// ledgerNumber is one number of a ledger with the thing that it belongs to.
+// ledgerNumber is one number of a ledger, with the thing that it is about.
 type ledgerNumber struct {
 	kind   string
 	labels labels

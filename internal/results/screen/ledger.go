@@ -119,7 +119,7 @@ func programRow(l *ledger.Ledger, p *ledger.Program, titles ledger.Titles) *Row 
 	for _, s := range p.Shares {
 		place := fmt.Sprint(known.Or(s.Cgroup, ""), " ", s.Context)
 		if s.Cgroup == nil {
-			place, _, _ = strings.Cut(s.Note, ":") // numbers that change may follow
+			place, _, _ = strings.Cut(s.Note, ":") // what follows may contain numbers that change
 		}
 		r.Below = append(r.Below, &Row{Key: key + " share " + place, Name: shareWords(s, p.RunSeconds, titles),
 			Cells: []Cell{used(l, &s.Seconds)}})

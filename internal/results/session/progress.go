@@ -22,7 +22,7 @@ import (
 // each block. Errors have their own lines.
 type progress struct {
 	w        io.Writer // for text
-	raw      io.Writer // for terminal control sequences; the same output
+	raw      io.Writer // the same output, for terminal control sequences
 	terminal bool
 	block    int      // the block last reported
 	warned   []string // codes of the warnings that warn has printed

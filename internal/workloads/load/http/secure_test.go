@@ -133,7 +133,7 @@ func TestConnectIsWithoutTheRequest(t *testing.T) {
 		}
 		t.Cleanup(g.Close)
 		w := g.workers[0]
-		var parts []float64 // of the time until the first write has returned
+		var parts []float64 // handshakes, as fractions of the time until the first write returned
 		for i := range w.slots {
 			slot, begin := &w.slots[w.free.pop()], pace.Now()
 			w.start(int32(i), begin, begin)
