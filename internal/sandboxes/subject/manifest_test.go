@@ -85,8 +85,8 @@ func TestNoManifest(t *testing.T) {
 		blocks int
 		change func(*record.Trial) // changes one trial
 		repeat func(*record.Trial) // changes the second attempt of that trial; nil: there is none
-		says   string              // instead of a manifest
-		text   string              // in the manifest
+		says   string              // expected text instead of a manifest
+		text   string              // expected text in the manifest
 	}{
 		{"a mean of two", 12, func(t *record.Trial) {
 			var e Evidence

@@ -24,7 +24,7 @@ func TestMoved(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		vmm           Process
-		held          *ledger.Memory // of the overhead group
+		held          *ledger.Memory // memory of the overhead group
 		apart, stayed float64        // -1: not reported
 	}{
 		{"v1", vmm(overhead+"/1", overhead+"/1", map[string]int{box: 1}), memoryOf(82, 300, 390), 390, -1},

@@ -33,7 +33,7 @@ const beforeVariable = "TARE_TEST_EXECTRACE_BEFORE"
 
 const (
 	dropRights = "drop-rights"
-	hideBTF    = "hide-btf" // in a new mount namespace
+	hideBTF    = "hide-btf" // hide the kernel's BTF, in a new mount namespace
 	ownNode    = "own-node" // run in new PID and mount namespaces: mount /proc there
 )
 

@@ -122,7 +122,7 @@ type aTrial struct {
 	record  record.Trial
 	objects *kind.Objects
 	raw     json.RawMessage
-	codes   []string // of warnings
+	codes   []string // codes of the warnings
 	during  func()   // called while the load runs, unless it is nil
 }
 

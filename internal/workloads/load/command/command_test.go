@@ -37,7 +37,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestLetBegin: what another process has put in place of the begin file is not opened.
+// TestLetBegin: a file that another process has put in place of the begin file is not opened.
 func TestLetBegin(t *testing.T) {
 	dir := t.TempDir()
 	target, link, fifo := filepath.Join(dir, "target"), filepath.Join(dir, "link"), filepath.Join(dir, "fifo")

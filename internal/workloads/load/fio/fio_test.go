@@ -86,7 +86,7 @@ func TestMetrics(t *testing.T) {
 		}
 		return v
 	}
-	// By hand, from the files: io_bytes of all directions by the longest runtime of a job, in ms.
+	// Computed by hand from the files: io_bytes of all directions by the longest runtime of a job, in ms.
 	for name, want := range map[string]float64{"fio-group.json": 774144 / 1.053, "fio-mixed.json": 1495040 / 1.040} {
 		if got := of(result(t, fixture(t, name), 1)); got < 0.999*want || got > 1.001*want {
 			t.Errorf("%s: %g bytes a second, want %g", name, got, want)

@@ -408,8 +408,8 @@ func TestFewerStreamsLater(t *testing.T) {
 	}
 }
 
-// fewerStreamsLater returns the behaviour of such a server. It records in most the largest number of concurrent streams
-// on a connection whose client knows the limit.
+// fewerStreamsLater returns a function that serves the connections of such a server. The function records in most the
+// largest number of concurrent streams on a connection whose client knows the limit.
 func fewerStreamsLater(most *atomic.Int64) func(net.Conn) {
 	var connections atomic.Int64
 	return func(c net.Conn) {

@@ -192,7 +192,7 @@ func TestBreaches(t *testing.T) {
 	} {
 		for _, piece := range []int{1 << 30, 1000, 1} {
 			if piece == 1 && len(tt.bytes) > 10_000 {
-				continue // slow, and no different
+				continue // this would be slow, and shows nothing else
 			}
 			b := newBench(t, HTTP2, 0, 2, 2)
 			err := b.feedAll(tt.bytes, piece)
@@ -253,7 +253,8 @@ func TestEndings(t *testing.T) {
 		}, ending{kind: badResponse}},
 		{"beyond the stream's window", HTTP2, func(f *http2.Framer) {
 			answers(f, 1, false, ":status", "200")
-			// The other stream is granted more, and this one not: one byte too many of nothing is content.
+			// With their padding, these frames use up the stream's first window. The session grants more when half of a window
+			// is used.
 			for range streamCredit / largestFrame {
 				_ = f.WriteDataPadded(1, false, make([]byte, largestFrame-256), make([]byte, 255))
 			}

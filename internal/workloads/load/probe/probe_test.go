@@ -91,7 +91,7 @@ func TestHeldUp(t *testing.T) {
 			late += bar.Count
 		}
 	}
-	// Some of its CPU time went into starting.
+	// The holder used some of its CPU time to start.
 	if longest := time.Duration(h.Max()); longest < took/2 || late < took.Milliseconds()/2-10 {
 		t.Errorf("a CPU was held for %v: the longest delay is %v, and %d are 10 ms or more", took, longest, late)
 	}

@@ -316,7 +316,7 @@ func TestWrongUse(t *testing.T) {
 		}
 	}
 	o := options(t, param.Values{"rate": "5", "limit": "16384"})
-	o.Workers = 2 // more than the limit has room for, which only the load itself finds where it chooses how many
+	o.Workers = 2 // more than the limit has room for; only New checks this, because it may choose the number
 	if _, err := New(o); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 		t.Errorf("too little room: %v", err)
 	}

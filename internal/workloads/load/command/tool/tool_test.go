@@ -834,7 +834,7 @@ func TestRefused(t *testing.T) {
 // TestOtherVersions: output that other versions write in another form is parsed correctly or refused.
 func TestOtherVersions(t *testing.T) {
 	guest.KernelFree(t)
-	hey := strings.ReplaceAll(string(read(t, "hey.txt")), "% in", "%% in") // of its development branch
+	hey := strings.ReplaceAll(string(read(t, "hey.txt")), "% in", "%% in") // as hey's development branch prints them
 	if r, err := Parse("hey", []byte(hey)); err != nil || r.P99 == nil || *r.P99 != 0.1339 || len(r.Warnings) > 0 {
 		t.Errorf("hey: %v, %+v", err, r)
 	}
