@@ -94,7 +94,7 @@ func one(tare, name string, blocks int, verbose bool) error {
 		return !slices.ContainsFunc(c.Run.Plan, func(p record.PlannedTrial) bool { return p.Arm == arm })
 	})
 	// Repeated trials are announced apart from the estimate.
-	planned := slices.DeleteFunc(c.Trials, func(t record.Trial) bool { return t.Attempt > 1 })
+	planned := slices.DeleteFunc(c.Trials, func(t record.Trial) bool { return t.Attempt > 0 })
 	var took time.Duration
 	beyond := map[string][]time.Duration{}
 	for _, t := range planned {

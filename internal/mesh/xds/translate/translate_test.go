@@ -175,7 +175,7 @@ func TestCluster(t *testing.T) {
 	}
 	list := []mesh.Locality{{Weight: 3, Endpoints: []mesh.Endpoint{{Address: netip.MustParseAddrPort("1.2.3.4:5"),
 		Weight: 1}}}}
-	// The durations are parsed values, not deadlines of this test.
+	// The timeout is a parsed value, and not a deadline of this test.
 	want := &mesh.Cluster{Name: "web", Policy: mesh.Random, ConnectTimeout: 250 * time.Millisecond,
 		Breakers: mesh.Breakers{MaxConnections: 7, MaxPending: 8, MaxRequests: 9, MaxRetries: 10}, Localities: list}
 	if got := c.With(list); !reflect.DeepEqual(got, want) || c.Service != "web" || c.Wait != 15*time.Second {
