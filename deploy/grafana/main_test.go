@@ -22,8 +22,8 @@ func TestCommitted(t *testing.T) {
 	}
 }
 
-// TestPanels: each panel says what it shows, in which unit, and from which of the reader's data sources; panels do not
-// overlap.
+// TestPanels: each panel has a title, a description and a unit, and queries the data source that the reader selects.
+// Panels do not overlap.
 func TestPanels(t *testing.T) {
 	text, err := document()
 	if err != nil {

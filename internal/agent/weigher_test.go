@@ -80,7 +80,7 @@ func TestHealth(t *testing.T) {
 	if err := w.health(); err != nil || scale.ticks != 2 {
 		t.Errorf("with nothing wrong: %v, %d readings", err, scale.ticks)
 	}
-	// A reading serves those who came before it, however long they have waited for it since, and no one else.
+	// A reading that is no longer fresh serves only those who came before it.
 	w.read = time.Now().Add(-2 * fresh)
 	if at := w.reading(w.read.Add(-1)); scale.ticks != 2 || !at.Equal(w.read) {
 		t.Errorf("for one who came before the last reading: %d readings", scale.ticks)
@@ -108,7 +108,7 @@ func TestCharger(t *testing.T) {
 	if len(c.processes) == 0 || c.listed != first {
 		t.Errorf("%d processes are listed, at %v and %v", len(c.processes), first, c.listed)
 	}
-	// If a program or group began after that, the processes are listed again, but not for each reading.
+	// If a program or group began after the processes were listed, they are listed again, but not before soonest.
 	loaded := &ledger.Ledger{Programs: []ledger.Program{{LoadedAt: new(first.Add(time.Millisecond))}}}
 	made := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Began: new(0.5)}}}
 	for now, outdated := range map[time.Time]bool{first.Add(soonest / 2): false, first.Add(soonest): true} {
@@ -116,11 +116,11 @@ func TestCharger(t *testing.T) {
 			t.Errorf("the list of %v at %v", first, now)
 		}
 	}
-	// A group began when the list was too young to be replaced, so it is older than the next window.
+	// A group that began while the list was too young to be replaced makes it outdated later, in any window.
 	for _, x := range []struct {
 		name     string
-		before   []ledger.Cgroup // when the processes were listed, and in the window after that
-		meantime []ledger.Cgroup
+		before   []ledger.Cgroup // when the processes were listed
+		meantime []ledger.Cgroup // in the window after that
 		now      []ledger.Cgroup
 		outdated bool
 	}{

@@ -81,7 +81,7 @@ func withGaps(t *testing.T, lines []byte, seed uint64) []byte {
 				}
 			}
 		}
-		if seed%2 == 0 { // also keep the metrics that gates made void
+		if seed%2 == 0 { // so that metrics of trials that a gate rejected are reported too
 			trial["validity"] = map[string]any{"valid": true}
 		}
 		if rng.IntN(8) == 0 {

@@ -66,8 +66,8 @@ func TestEveryGuestPlays(t *testing.T) {
 	}
 }
 
-// TestSettings: the flags of a guest are exactly the settings of its process, plus those of a window if it is measured.
-// A setting that a spec has under the same name is the same there.
+// TestSettings: the flags of a guest are exactly the settings of its process, plus those of the window for a guest that
+// is measured. A setting that is also in specs is identical there, except for those in others.
 func TestSettings(t *testing.T) {
 	others := map[string]bool{ // settings that differ between the command line and a spec
 		"kernelmesh services": true, // a file on the command line, and a number in a spec
@@ -130,7 +130,7 @@ func TestLoadHTTPDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The timeout is a default, not a deadline of this test.
+	// The timeout is the expected default of a flag, not a deadline of this test.
 	defaults := map[string]string{"connections": "64", "timeout": "5s", "drain": "1s", "arrivals": "poisson"}
 	for name, want := range defaults {
 		if got := c.Flags().Lookup(name).DefValue; got != want {

@@ -68,8 +68,8 @@ func TestComparisonPage(t *testing.T) {
 	quiet(t, b, path)
 }
 
-// TestHistoryPage: a history draws each metric over the runs, with a mark where its level shifts. The name of the
-// experiment may be anything, and runs nothing.
+// TestHistoryPage: a history draws each metric over the runs, with a mark where its level shifts. Markup and
+// scripts in the experiment's name are shown as text.
 func TestHistoryPage(t *testing.T) {
 	const evil = `</title><script>window.ran=1</script>"'><img src=x onerror="window.ran=2">`
 	const n = 24

@@ -24,8 +24,8 @@ func Attach(name, group string) (link.Link, error) {
 	return link.AttachCgroup(link.CgroupOptions{Path: group, Attach: ebpf.AttachCGroupInetSockCreate, Program: p})
 }
 
-// Filter loads the program as a socket filter that takes us microseconds if nothing interrupts it, and passes one byte
-// of what it sees.
+// Filter loads the program as a socket filter. A run takes the given number of microseconds (us) if nothing interrupts
+// it, and passes one byte of the packet.
 func Filter(name string, us float64) (*ebpf.Program, error) {
 	p, err := Load(name)
 	if err != nil {
@@ -33,7 +33,7 @@ func Filter(name string, us float64) (*ebpf.Program, error) {
 	}
 	defer p.Close()
 	took := time.Hour
-	for range 50 { // the fastest of them
+	for range 50 { // the fastest measurement is the least disturbed one
 		_, each, err := p.Benchmark(make([]byte, 14), 20, nil)
 		if err != nil {
 			return nil, err
@@ -43,7 +43,7 @@ func Filter(name string, us float64) (*ebpf.Program, error) {
 	return loadRounds(name, ebpf.SocketFilter, ebpf.AttachNone, int32(us*rounds*float64(time.Microsecond)/float64(took)))
 }
 
-// rounds are those of the program's loop.
+// rounds is the number of iterations of the program's loop, unless Filter chooses another.
 const rounds = 2000
 
 func load(name string, kind ebpf.ProgramType, at ebpf.AttachType) (*ebpf.Program, error) {
@@ -65,6 +65,6 @@ func loadRounds(name string, kind ebpf.ProgramType, at ebpf.AttachType, rounds i
 
 // Run runs the program the given number of times.
 func Run(p *ebpf.Program, times uint32) error {
-	_, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 14), Repeat: times}) // an Ethernet header is the least
+	_, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 14), Repeat: times}) // at least an Ethernet header
 	return err
 }

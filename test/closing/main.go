@@ -37,7 +37,7 @@ func main() {
 type tally struct {
 	passed, long           int // long: tests of the long suite that did not run
 	failed, lacking, noisy []outcome
-	hung                   []outcome // with the stacks of those that did not end
+	hung                   []outcome // tests that did not end, each with the stacks of its goroutines
 }
 
 // outcome is a check or test with the reason for its verdict.
@@ -84,7 +84,7 @@ type result struct {
 // packageRun holds the results of one package by the names of its tests.
 type packageRun map[string]*result
 
-// file adds the events in a file. They are added when all are there, since the tests of packages run side by side.
+// file adds the results in a file. It reads all of it before it counts, because events of several packages alternate.
 func (t *tally) file(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -103,7 +103,7 @@ func (t *tally) read(r io.Reader) error {
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
 			return fmt.Errorf("reading an event: %w", err)
 		}
-		if e.Package == "" { // of the build, whose failure is that of a package too
+		if e.Package == "" { // of a build, whose failure is also reported for a package
 			continue
 		}
 		if runs[e.Package] == nil {
@@ -126,8 +126,8 @@ func (t *tally) read(r io.Reader) error {
 	return lines.Err()
 }
 
-// count adds the tests of a package. A test with subtests counts by these alone, unless its verdict is not explained by
-// any of theirs.
+// count adds the tests of a package. Of a test with subtests only these count, unless the test failed or was skipped
+// and none of them was.
 func (t *tally) count(name string, p packageRun) {
 	failed := len(t.failed)
 	for _, test := range slices.Sorted(maps.Keys(p)) {
@@ -197,7 +197,7 @@ func reason(output string) string {
 	return cmp.Or(strings.Join(said, "; "), "no reason given")
 }
 
-// maxStacks bounds how many goroutines of a test are printed.
+// maxStacks is the maximum number of distinct stacks that are printed for a test.
 const maxStacks = 40
 
 // stacks returns the stacks of the goroutines that run this project's code, from what a test printed, each stack once.

@@ -46,9 +46,9 @@ func Read(path string) (all []Example, err error) {
 	return all, nil
 }
 
-// Run runs the examples of a page one after the other in a new directory, with more environment variables. It fails
-// the test if one of them fails, or if the page shows a line that the output has not: figures may differ, but each line
-// of the page must begin as some line of the output does.
+// Run runs the examples of a page in order in a new directory, with the given environment variables added. It fails the
+// test if an example fails, or if a line of output on the page does not begin like any line of the actual output.
+// Figures may differ.
 func Run(t *testing.T, path string, env ...string) {
 	t.Helper()
 	all, err := Read(path)

@@ -13,8 +13,8 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Kill kills a process other than this one. As soon as the pid can no longer be reused, it calls ours(), and kills the
-// process only if that returns true.
+// Kill kills a process if ours() returns true. It calls ours while it holds the process, whose pid cannot be reused
+// then. If pid is this process, it does nothing.
 func Kill(pid int, ours func() bool) error {
 	if pid == os.Getpid() {
 		return nil

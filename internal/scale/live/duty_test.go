@@ -35,7 +35,7 @@ func TestDutyError(t *testing.T) {
 			at := load(r)
 			totals := NewTotals(Options{Duty: Duty{On: on * time.Second, Every: every * time.Second}})
 			truth, second := 0.0, 0
-			// until simulates the load up to a given second, and returns the run time while statistics were on.
+			// until simulates the load up to the given second, and returns the run time since the previous call.
 			until := func(end int) (ran float64) {
 				for ; second < end; second++ {
 					s := at(second)
@@ -88,7 +88,8 @@ func TestDutyError(t *testing.T) {
 	}
 }
 
-// A process that was stopped counts the skipped cycles, in which statistics were off all the time.
+// TestSkippedCycles: after a process was stopped, it counts only those of the cycles that it missed in which statistics
+// were off throughout.
 func TestSkippedCycles(t *testing.T) {
 	d := Duty{On: 10 * time.Second, Every: time.Minute}
 	start := time.Unix(0, 0)

@@ -23,7 +23,7 @@ import (
 type model struct {
 	*peer
 	t     *testing.T
-	has   map[string]map[string]string // versions, or texts of messages, by kind and name
+	has   map[string]map[string]string // contents of the resources that it holds, by kind and name
 	warm  map[string]bool              // clusters in use
 	asked map[string][]string
 	r     *rand.Rand
@@ -199,7 +199,7 @@ func (m *model) read() {
 	}
 }
 
-// silent is the transport of a stream on which nothing more arrives.
+// silent is a stream without a connection: requests come from a channel, and responses go to another.
 type silent struct {
 	ctx context.Context
 	in  chan []byte

@@ -174,7 +174,7 @@ func (c Config) compile() (*compiled, error) {
 	return d, d.parse()
 }
 
-// parse parses the containers and volumes.
+// parse sets d from the containers and volumes of its Config, and checks names and the use of ${probes}.
 func (d *compiled) parse() (err error) {
 	if d.sidecar, err = parseObject("sidecar", d.Sidecar); err != nil {
 		return err

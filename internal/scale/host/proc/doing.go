@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// mostDoing is the maximum number of processes that Doing describes, and of places for each.
+// mostDoing is the maximum number of processes that Doing describes, and of kernel functions that it names for each.
 const mostDoing = 8
 
 // Doing describes what a process and its descendants are doing, for an error about a process that does not do what it
@@ -30,7 +30,7 @@ func (f FS) Doing(pid int) string {
 	return strings.Join(said, ", ")
 }
 
-// state describes what a process does, as a predicate.
+// state describes what a process is doing, such as "waits in do_epoll_wait".
 func (f FS) state(p Process) string {
 	if !p.Alive() {
 		return "has ended"
@@ -67,10 +67,10 @@ func (f FS) state(p Process) string {
 	return what + " in " + strings.Join(in[:min(len(in), mostDoing)], " and ")
 }
 
-// children returns the live children of a process.
+// children returns the children of a process, including those that have ended and were not reaped.
 func (f FS) children(pid int) (pids []int) { return f.childrenOf(f.tasks(pid, "children")...) }
 
-// childrenOf returns the live children of threads, given the threads' children files.
+// childrenOf returns the children of threads, given the threads' children files.
 func (f FS) childrenOf(files ...string) (pids []int) {
 	for _, path := range files {
 		b, err := os.ReadFile(path)

@@ -2,10 +2,10 @@
 // machine would experience it. It runs as a separate process (tare load probe), in a separate control group, and makes
 // no requests.
 //
-// One thread on each CPU asks to be woken at the times of an absolute schedule, and records how late it was. A thread
-// that is delayed by 80 ms has missed 80 wake-ups of 1 ms, and each of them counts with the delay that it would have
-// had. The probe therefore measures the wait of a task that becomes ready at any moment, not of one that becomes ready
-// only when the CPU is free again.
+// One thread on each CPU asks to be woken at the times of an absolute schedule, and records how late it was. With a
+// wake-up every 1 ms, a thread that is delayed by 80 ms has missed 80 of them, and each counts with the delay that it
+// would have had (80 ms, 79 ms, ...). The probe therefore measures the wait of a task that becomes ready at any moment,
+// not of one that becomes ready only when the CPU is free again.
 package probe
 
 import (
@@ -118,7 +118,7 @@ func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	return r, r.SetHistogram(Delay, delays[0])
 }
 
-// watch runs the thread on CPU number i of the probe's. Only wake-ups that are due at the time warm or later count.
+// watch runs the thread on the CPU p.cpus[i]. Only wake-ups that are due at the time warm or later count.
 func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays *hdrhistogram.Histogram) error {
 	thread, err := pace.LockThread(0)
 	if err != nil {
