@@ -60,11 +60,6 @@ type About struct {
 
 	StandsAlone bool // it can connect to an application, but runs without one if a spec names none
 
-	// MakesEvents is true if the pieces of work are not requests but events, which something else must deliver. Such a
-	// load starts thousands of processes, so the scheduler treats the groups of its trials as one if possible, and
-	// counters are read at a real-time priority.
-	MakesEvents bool
-
 	// MakesPieces is true if the pieces of work are not requests, but, for example, changes made by something else. Such a
 	// load has its own metrics for the cost of a piece; metrics per request, and throughput, do not apply.
 	MakesPieces bool

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	"tare/internal/experiment/load"
 	"tare/internal/lib/param"
 	"tare/internal/scale/charge"
 )
@@ -29,12 +28,6 @@ type Marks struct {
 type Logs struct {
 	Of    charge.Rule // its namespace is a name, not a pattern
 	Event func(line []byte) bool
-}
-
-// EventMaker is a load that makes events (About.MakesEvents).
-type EventMaker interface {
-	// Events returns how many events it made from its first to its last, and how many attempts failed.
-	Events(*load.Result) (made, failed int64)
 }
 
 // On returns the marks of the pod of a part, or of a copy of it; nil if it gets none.

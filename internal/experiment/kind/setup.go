@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"tare/internal/experiment/load"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/param"
 )
@@ -19,6 +20,14 @@ const (
 	WorkGroup    = "work"
 	SubjectGroup = "subject"
 )
+
+// EventMaker is a load whose pieces of work are not requests but events, which something else must deliver. Such a load
+// starts thousands of processes, so the scheduler treats the groups of its trials as one if possible, and counters are
+// read at a real-time priority.
+type EventMaker interface {
+	// Events returns how many events it made from its first to its last, and how many attempts failed.
+	Events(*load.Result) (made, failed int64)
+}
 
 // Part is an application, a load or an arm's subject in an experiment.
 type Part struct {
@@ -58,6 +67,12 @@ func (p *Part) RunsInside() bool { return p.Kind.About().RunsInside.With(p.Optio
 func (p *Part) Varies() bool {
 	_, ok := p.Kind.(Variant)
 	return ok
+}
+
+// MakesEvents reports whether the part, a load, makes events.
+func (p *Part) MakesEvents() bool {
+	_, makes := p.Kind.(EventMaker)
+	return makes
 }
 
 // Clone returns a copy whose options and limits can be changed.
@@ -195,7 +210,7 @@ func (s *Setup) SubjectVersions(ctx context.Context, own string) map[string]stri
 // EventLoad returns the name of the load that makes events, or "".
 func (s *Setup) EventLoad() string {
 	for _, name := range slices.Sorted(maps.Keys(s.Loads)) {
-		if s.Loads[name].Kind.About().MakesEvents {
+		if s.Loads[name].MakesEvents() {
 			return name
 		}
 	}

@@ -200,7 +200,7 @@ func (p *Pool) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
 	}
 	for load, r := range t.Loads {
 		if part := p.Setup.Loads[load]; by != metric.PerConnection && by != metric.PerRequest &&
-			(part == nil || !part.Kind.About().MakesEvents) {
+			(part == nil || !part.MakesEvents()) {
 			continue
 		}
 		did, known := of(&r)

@@ -37,7 +37,9 @@ func TestPoolByAnswers(t *testing.T) {
 // execs is a load that generates events.
 type execs struct{}
 
-func (execs) About() kind.About { return kind.About{Name: "execs", MakesEvents: true} }
+func (execs) About() kind.About { return kind.About{Name: "execs"} }
+
+func (execs) Events(*load.Result) (made, failed int64) { return 0, 0 }
 
 // TestPoolByExpectedEvents: a tracer's cost per expected event is pooled by the numbers of expected events, not of
 // generated ones.

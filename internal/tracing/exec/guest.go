@@ -28,9 +28,8 @@ func (asLoad) About() kind.About {
 			"--rate storm --duration 5s",
 			"--rate 1000 --warmup 1s --duration 10s --json",
 		}},
-		MakesEvents: true,
-		InPods:      true,
-		Rate:        func(v param.Values) float64 { return OptionsOf(v).Rate }, // 0 for a storm
+		InPods: true,
+		Rate:   func(v param.Values) float64 { return OptionsOf(v).Rate }, // 0 for a storm
 	}
 }
 

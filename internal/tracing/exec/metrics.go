@@ -112,7 +112,7 @@ func PerKiloevent(cost func(*measured.Measured) (float64, bool)) func(*measured.
 func kiloeventRate(m *measured.Measured) (float64, bool) {
 	total := 0.0
 	for name, r := range m.Loads {
-		if p := m.Setup.Loads[name]; p != nil && p.Kind.About().MakesEvents {
+		if p := m.Setup.Loads[name]; p != nil && p.MakesEvents() {
 			rate, known := measured.AnswerRate(&r)
 			if !known {
 				return 0, false
