@@ -9,8 +9,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// TestRemark: the row of a weight that was not judged says who disturbed it. That of a weight of which only a part was
-// judged says how much.
+// TestRemark: the row of a weight that was not judged says who disturbed it. If only part of a weight was judged, its
+// row says how much.
 func TestRemark(t *testing.T) {
 	neighbour := []calibrate.Culprit{
 		{Comm: "neighbour-bin", Part: 0.25}, {Comm: "neighbour-bin", Cgroup: "/x", Part: 0.04},

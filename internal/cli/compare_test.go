@@ -63,7 +63,7 @@ func TestCompareCommand(t *testing.T) {
 	}
 }
 
-// TestComparePages: the pages need no script and fetch nothing, and have what the text has.
+// TestComparePages: the pages need no script and fetch nothing, and show what the text shows.
 func TestComparePages(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.html")
 	for want, args := range map[string][]string{
@@ -84,7 +84,8 @@ func TestComparePages(t *testing.T) {
 	}
 }
 
-// TestCompareMissing: the first line and the page say what is not compared, and why; so does the text if nothing is.
+// TestCompareMissing: the first line and the page say what is not compared, and why. So does the text if nothing is
+// compared.
 func TestCompareMissing(t *testing.T) {
 	lossy := func(voids []string) (parent string) {
 		parent = t.TempDir()

@@ -69,7 +69,7 @@ func TestWriteFile(t *testing.T) {
 		t.Skip("needs /dev/shm: ", err)
 	}
 	defer os.RemoveAll(shm)
-	link := filepath.Join(shm, "report") // below /dev, but not to a file that is open
+	link := filepath.Join(shm, "report") // a link below /dev that does not lead to an open file
 	if err := os.Symlink(victim, link); err != nil {
 		t.Fatal(err)
 	}

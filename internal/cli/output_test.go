@@ -59,7 +59,8 @@ func TestStdoutWithoutReader(t *testing.T) {
 	}
 }
 
-// TestFiles: where a file is read, the error names a path that is not a regular file, or a file that is too long.
+// TestFiles: commands refuse to read a path that is not a regular file, and a file that is too long. The error names
+// the path and the reason.
 func TestFiles(t *testing.T) {
 	dir := t.TempDir()
 	fifo, long, good, device := filepath.Join(dir, "fifo.yaml"), filepath.Join(dir, "long.yaml"), filepath.Join(dir,

@@ -65,7 +65,7 @@ func TestPlanCommand(t *testing.T) {
 	}
 }
 
-// TestMeasureCommand: a command is only given where the experiment takes it.
+// TestMeasureCommand: the plan names a command that measures a factor only if the experiment accepts its settings.
 func TestMeasureCommand(t *testing.T) {
 	for _, c := range []struct {
 		experiment, arm, factor string

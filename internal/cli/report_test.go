@@ -16,7 +16,7 @@ import (
 	"tare/test/analysistest"
 )
 
-// writeRun writes a synthetic run as 'tare run' would, with the first of its 24 trials, as many as keep says.
+// writeRun writes a synthetic run of 24 trials as 'tare run' would, with only the first keep of them.
 func writeRun(t *testing.T, keep int) string {
 	t.Helper()
 	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6,

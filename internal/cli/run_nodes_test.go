@@ -12,8 +12,8 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// TestNodesPlan: how many nodes there are, what each may use, and what of the spec is left out, by the flags and by
-// what the spec asks for.
+// TestNodesPlan: the flags and the spec determine how many nodes there are, what each may use, and which part of the
+// spec is left out.
 func TestNodesPlan(t *testing.T) {
 	const head = "name: x\nquestion: Q?\nloads: {execs: {kind: exec}}\n"
 	cpus := float64(proc.FS{}.Machine().CPUs)

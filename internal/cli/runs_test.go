@@ -29,7 +29,7 @@ import (
 // oldRuns are run directories as earlier versions wrote them; see the README there.
 const oldRuns = "../../test/runs"
 
-// unpack writes the files of an old run into a directory, as 'tare run' had.
+// unpack writes the files of an old run into a directory, as 'tare run' once wrote them.
 func unpack(t *testing.T, name string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()

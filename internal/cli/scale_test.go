@@ -80,7 +80,7 @@ func TestTicks(t *testing.T) {
 			if err := c.ticks.write(ctx, &out, s, write, report.Options{}); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
-			if c.want[len(c.want)-1] == 0 { // after the end of the context there is at most one that is empty
+			if c.want[len(c.want)-1] == 0 { // after the end of the context there is at most one empty ledger
 				c.want = c.want[:len(c.want)-1]
 				s.lengths = s.lengths[:min(len(s.lengths), len(c.want))]
 			} else if n := strings.Count(out.String(), "\n"); n != len(c.want) {

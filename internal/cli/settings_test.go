@@ -67,7 +67,7 @@ func TestEveryGuestPlays(t *testing.T) {
 }
 
 // TestSettings: the flags of a guest are exactly the settings of its process, plus those of the window for a guest that
-// is measured. A setting that is also in specs is identical there, except for those in others.
+// is measured. A setting that is also in specs is identical there, except for the few listed in this test.
 func TestSettings(t *testing.T) {
 	others := map[string]bool{ // settings that differ between the command line and a spec
 		"kernelmesh services": true, // a file on the command line, and a number in a spec

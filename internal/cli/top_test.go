@@ -33,7 +33,7 @@ func TestTopOfAgent(t *testing.T) {
 			w.WriteHeader(http.StatusTooManyRequests)
 			return
 		}
-		_, _ = w.Write(trial.Ledger) // if this fails, what is printed is checked below
+		_, _ = w.Write(trial.Ledger) // if this fails, the checks of the output below fail
 	}))
 	defer agent.Close()
 	args := []string{"top", "--every", "100ms", "--agent", agent.Listener.Addr().String()}

@@ -4,7 +4,7 @@
 //
 //	planted-agent CGROUP
 //
-// CGROUP is a directory of a control group of v2. The agent ends at SIGTERM.
+// CGROUP is the directory of a cgroup v2 control group. The agent exits on SIGTERM.
 package main
 
 import (
@@ -58,7 +58,7 @@ func run(args []string) error {
 	return burn(agent.CPUs, end)
 }
 
-// attach puts the program under the connections of a control group.
+// attach makes the eBPF program run whenever a process in the control group opens an IPv4 connection.
 func attach(cgroup string) (detach func(), err error) {
 	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 	if err != nil {
@@ -85,8 +85,8 @@ func attach(cgroup string) (detach func(), err error) {
 	}, nil
 }
 
-// hold maps and touches anonymous memory, until the process has want bytes of it. It is an error if it has as much
-// already.
+// hold maps and touches anonymous memory until the process has the wanted number of bytes. It returns an error if the
+// process already has as many.
 func hold(want int) error {
 	has, err := anonymous()
 	if err != nil {
@@ -105,7 +105,7 @@ func hold(want int) error {
 	return nil
 }
 
-// anonymous is the anonymous memory of this process in bytes (proc_pid_smaps_rollup(5)).
+// anonymous returns the anonymous memory of this process in bytes (proc_pid_smaps_rollup(5)).
 func anonymous() (int, error) {
 	text, err := os.ReadFile("/proc/self/smaps_rollup")
 	if err != nil {
@@ -120,8 +120,8 @@ func anonymous() (int, error) {
 	return 0, fmt.Errorf("smaps_rollup says nothing of anonymous memory")
 }
 
-// burn keeps the CPU time of the whole process at a part of a CPU, whatever else the process does, until a signal
-// arrives. Once in each period it burns the CPU time by which it is behind.
+// burn makes the whole process use the given number of CPUs, whatever else the process does, until a signal arrives.
+// Once per period it burns the CPU time by which the process is behind.
 func burn(cpus float64, end <-chan os.Signal) error {
 	const period = 10 * time.Millisecond
 	begin, used := clock(unix.CLOCK_MONOTONIC), clock(unix.CLOCK_PROCESS_CPUTIME_ID)
@@ -142,7 +142,7 @@ func burn(cpus float64, end <-chan os.Signal) error {
 func clock(id int32) time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(id, &ts); err != nil {
-		panic(err) // these two clocks are always there
+		panic(err) // Linux always has these two clocks
 	}
 	return time.Duration(ts.Nano())
 }

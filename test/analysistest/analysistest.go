@@ -17,19 +17,19 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Truth is what a made run holds. Times are in seconds.
+// Truth describes a made run by its true values. Times are in seconds.
 type Truth struct {
 	Blocks int
-	Rates  []string // levels of the factor "rate"; none: no factor
+	Rates  []string // levels of the factor "rate"; without any, the run has no such factor
 
-	BPF      float64 // what candidate adds per connection
-	Latency  float64 // what it adds to every quantile of latency
+	BPF      float64 // that the arm candidate adds to each connection
+	Latency  float64 // that the arm candidate adds to every quantile of latency
 	Noise    float64 // standard deviation of latency from trial to trial
-	Lag      float64 // of the generator, in every arm
-	ExtraLag float64 // of the generator, in the arm of candidate
+	Lag      float64 // of the load generator, in every arm
+	ExtraLag float64 // additional lag of the load generator in the arm candidate
 	MapBytes float64
 
-	Day uint64 // of the run, from 0; the noise differs from day to day
+	Day uint64 // of the run, from 0; each day has different noise
 }
 
 // Quickstart makes a run of the arms direct, aa and candidate. The same truth gives the same run.
@@ -101,7 +101,7 @@ func (truth Truth) trial(rng *rand.Rand, p record.PlannedTrial, started time.Tim
 	var bpf, latency, lag float64
 	if p.Arm == "candidate" {
 		bpf, latency, lag = truth.BPF, truth.Latency, truth.ExtraLag
-		rng.NormFloat64() // a draw that is not used, so that those after it stay what tests expect
+		rng.NormFloat64() // an unused draw, which keeps the later draws at the values that tests expect
 		t.Counts = map[string]record.Count{"bpf_client_share": {In: 71, Of: 100}}
 		t.Metrics["map_bytes"] = truth.MapBytes
 		t.Metrics["bpf_seconds_per_connection"] = bpf * (1 + 0.05*rng.NormFloat64())

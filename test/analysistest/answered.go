@@ -11,19 +11,19 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// Sweep is a run whose arms have the same metrics in every block, but for a little noise.
+// Sweep describes a run whose arms have the same metrics in every block, except for a little noise.
 type Sweep struct {
-	Baseline string // the subject of the baseline; empty: it has none
+	Baseline string // subject of the baseline arm; empty if it has none
 	Levels   []map[string]string
-	Arms     []string // beside the baseline and its twin
+	Arms     []string // in addition to the baseline and its twin
 	Phrases  []record.Phrase
 }
 
 // Blocks is how many blocks a sweep has.
 const Blocks = 8
 
-// Answered returns the summary of the sweep. values(arm, level) gives the metrics of a trial; times among them differ
-// by up to 2 % from block to block.
+// Answered returns the summary of the sweep. values(arm, level) gives the metrics of a trial, of which those in seconds
+// are varied by up to 2 % from block to block.
 func (w Sweep) Answered(
 	t *testing.T, values func(arm string, level map[string]string) map[string]float64,
 ) *analysis.Summary {
@@ -49,8 +49,8 @@ func (w Sweep) Answered(
 	return Answered(t, run, trials)
 }
 
-// Answered summarizes a run, which must be valid, by the metrics of the guests that are registered. The answers must
-// not depend on what the experiment is called, and must rest on estimates.
+// Answered summarizes a run with the metrics of all registered guests. It fails the test if the run is invalid, if the
+// answers depend on the name of the experiment, or if their evidence is not among the estimates.
 func Answered(t *testing.T, run record.Run, trials []record.Trial) *analysis.Summary {
 	t.Helper()
 	run.Schema, run.Question, run.Metrics = record.RunSchema, "Which?", slices.Clone(measured.Definitions())
@@ -81,7 +81,7 @@ func Answered(t *testing.T, run record.Run, trials []record.Trial) *analysis.Sum
 	return s
 }
 
-// Holds fails the test unless there is one answer for each of wants, which contains all of its parts.
+// Holds fails the test unless there are as many answers as wants, and each answer contains all parts of its want.
 func Holds(t *testing.T, s *analysis.Summary, wants ...[]string) {
 	t.Helper()
 	if len(s.Answers) != len(wants) {

@@ -12,18 +12,18 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// Costs is a run of the arms direct, aa and mesh, whose costs are known functions of a factor's level, but for noise of
-// some tenths of a per cent that all trials of a block share. The subject of mesh has two components: client, with a
-// fifth of its costs, and server.
+// Costs describes a run of the arms direct, aa and mesh. The costs of mesh are known functions of a factor's level,
+// with noise of some tenths of a per cent that all trials of a block share. The subject of mesh has two components:
+// client, with a fifth of its costs, and server.
 type Costs struct {
 	Experiment string
 	Factor     string // with the levels 100, 200, 400 and 800
 	Blocks     int
-	Mode       string         // of its load
+	Mode       string         // of the load, such as load.Open
 	Options    map[string]any // of the arm, as in a spec
 
-	CPU, Memory func(x float64) float64 // in CPUs and bytes; CPU nil: only the baseline has it
-	BPF         func(x float64) float64 // in CPUs; nil: no trial has it
+	CPU, Memory func(x float64) float64 // in CPUs and bytes; if CPU is nil, only the baseline has CPU time, which is 0
+	BPF         func(x float64) float64 // in CPUs; if nil, no trial has subject_bpf_cpus
 }
 
 // Record makes the run and its trials.
@@ -40,7 +40,7 @@ func (c Costs) Record() (record.Run, []record.Trial) {
 			{Name: "subject_cpus", Unit: quantity.CPUs, Cost: true, Plan: "the subject", Rank: metric.RankCPU},
 			{Name: "subject_bpf_cpus", Unit: quantity.CPUs, Cost: true, Plan: "eBPF programs", Rank: metric.RankBPF},
 			{Name: "memory_hard_bytes", Unit: quantity.Bytes, Cost: true, Plan: "the subject", Rank: metric.RankMemory},
-			{Name: "map_bytes", Unit: quantity.Bytes, Cost: true, Rank: metric.RankMemory}, // in no plan
+			{Name: "map_bytes", Unit: quantity.Bytes, Cost: true, Rank: metric.RankMemory}, // not part of any plan
 		},
 		Environment: record.Environment{CPUModel: "Example CPU", CPUs: 2, Kernel: "6.18.0", Hostname: "node-1"},
 	}

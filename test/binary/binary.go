@@ -11,7 +11,7 @@ import (
 	"slices"
 )
 
-// Root is the top of the source tree: the nearest directory above the working directory that holds go.mod.
+// Root returns the top of the source tree: the nearest directory with a go.mod, from the working directory upwards.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -29,7 +29,8 @@ func Root() (string, error) {
 	}
 }
 
-// Cache is the directory in which test/setup keeps what it fetches for the tests: tare in the user's cache directory.
+// Cache returns the directory in which test/setup keeps what it fetches for the tests: tare in the user's cache
+// directory.
 func Cache() (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -38,7 +39,7 @@ func Cache() (string, error) {
 	return filepath.Join(dir, "tare"), nil
 }
 
-// Helm is the path of the Helm that "test/setup helm" has built, of the version in test/versions.
+// Helm returns the path of the Helm binary that "test/setup helm" has built, in the version that test/versions names.
 func Helm() (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -63,7 +64,8 @@ func Helm() (string, error) {
 	return path, nil
 }
 
-// Prometheus is the path of prometheus or promtool: as test/setup has fetched it, or else as this machine has it.
+// Prometheus returns the path of a program of Prometheus, prometheus or promtool: the one that test/setup has fetched,
+// or else the one on the PATH.
 func Prometheus(name string) (string, error) {
 	cache, err := Cache()
 	if err != nil {
@@ -92,13 +94,13 @@ func Go(args ...string) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// Build puts a static tare binary into dir and returns its path. Flags are further ones of go build.
+// Build puts a static tare binary into dir and returns its path. It passes flags to go build.
 func Build(dir string, flags ...string) (string, error) {
 	out := filepath.Join(dir, "tare")
 	return out, Program(out, "./cmd/tare", flags...)
 }
 
-// Program builds the program of a package at path. Flags are further ones of go build.
+// Program builds the program of package pkg at path. It passes flags to go build.
 func Program(path, pkg string, flags ...string) error {
 	cmd, err := Go(slices.Concat([]string{"build", "-o", path}, flags, []string{pkg})...)
 	if err != nil {

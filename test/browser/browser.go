@@ -29,7 +29,7 @@ var flags = []string{
 	"mute-audio", "disable-dev-shm-usage",
 }
 
-// hung is how long one step may take before the browser counts as hung. No test passes or fails by it otherwise.
+// hung is how long one step may take before the browser counts as hung. No test depends on it otherwise.
 const hung = 2 * time.Minute
 
 // Chromium is one running browser, which the tests of a package share.
@@ -46,7 +46,7 @@ type Browser struct {
 	errors, requests []string
 }
 
-// path returns the Chromium of this machine, or "" where there is none.
+// path returns the path of this machine's Chromium, or "" if it has none.
 func path() string {
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
 		if p, err := exec.LookPath(name); err == nil {
@@ -56,8 +56,8 @@ func path() string {
 	return ""
 }
 
-// NeedCharts skips a test where reports have no charts because Node, which builds them, is missing. Where there is
-// Node, they must be built.
+// NeedCharts skips the test if reports have no charts because Node, which builds them, is missing. If Node is there and
+// the charts are missing, the test fails.
 func NeedCharts(t *testing.T) {
 	t.Helper()
 	if _, _, ok := web.Bundle(); ok {
@@ -69,7 +69,7 @@ func NeedCharts(t *testing.T) {
 	t.Fatal("this machine has Node and the charts are not built: run make web")
 }
 
-// Start starts Chromium. It returns nil where there is none.
+// Start starts Chromium. It returns nil if this machine has none.
 func Start() (*Chromium, error) {
 	path := path()
 	if path == "" {
@@ -79,7 +79,7 @@ func Start() (*Chromium, error) {
 	for _, name := range flags {
 		options = append(options, chromedp.Flag(name, true))
 	}
-	ctx, _ := chromedp.NewExecAllocator(context.Background(), options...) // Stop ends it, with the browser
+	ctx, _ := chromedp.NewExecAllocator(context.Background(), options...) // Stop ends both the context and the browser
 	ctx, _ = chromedp.NewContext(ctx)
 	if err := chromedp.Do(ctx); err != nil { // starts the browser
 		return nil, fmt.Errorf("starting %s: %w", path, err)
@@ -92,7 +92,7 @@ func (c *Chromium) Stop() error {
 	return chromedp.Cancel(c.ctx)
 }
 
-// Page opens an empty page of the given size.
+// Page opens an empty page of the given size. It skips the test if c is nil.
 func (c *Chromium) Page(t *testing.T, width, height int) *Browser {
 	t.Helper()
 	if c == nil {
@@ -108,10 +108,10 @@ func (c *Chromium) Page(t *testing.T, width, height int) *Browser {
 	return b
 }
 
-// For makes further steps on the page those of another test, such as a subtest.
+// For makes t, for example a subtest, the test that fails if a later step on the page fails.
 func (b *Browser) For(t *testing.T) { b.t = t }
 
-// event notes what the page logs and requests.
+// event records what the page logs and requests.
 func (b *Browser) event(e any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -128,7 +128,7 @@ func (b *Browser) event(e any) {
 	}
 }
 
-// text shows all that an event holds.
+// text returns the whole content of an event as text.
 func text(e any) string {
 	data, err := json.Marshal(e)
 	if err != nil {
@@ -137,7 +137,7 @@ func text(e any) string {
 	return string(data)
 }
 
-// run takes steps on a page, and fails its test when one fails.
+// run takes a step on a page, and fails the page's test if the step fails.
 func run[T any](b *Browser, what string, step chromedp.Action[T]) T {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, hung)
@@ -149,7 +149,7 @@ func run[T any](b *Browser, what string, step chromedp.Action[T]) T {
 	return v
 }
 
-// Resize gives the page another size, on a telephone if mobile.
+// Resize changes the size of the page. If mobile is set, the page behaves as on a telephone.
 func (b *Browser) Resize(width, height int, mobile bool) {
 	b.t.Helper()
 	size := emulation.SetDeviceMetricsOverrideParams{
@@ -167,13 +167,14 @@ func (b *Browser) Open(path string) {
 	b.Frame()
 }
 
-// Frame waits until what was asked for so far is on the screen.
+// Frame waits until everything requested so far is on the screen.
 func (b *Browser) Frame() {
 	b.t.Helper()
 	b.Eval("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))", nil)
 }
 
-// Eval evaluates an expression in the page and stores its value in result, unless that is nil. It waits for promises.
+// Eval evaluates an expression in the page, waits if it is a promise, and stores its value in result, unless result is
+// nil.
 func (b *Browser) Eval(expression string, result any) {
 	b.t.Helper()
 	value := run(b, expression, chromedp.Evaluate[[]byte](expression, chromedp.EvalAwaitPromise))
@@ -199,7 +200,7 @@ func (b *Browser) Move(x, y float64) {
 	b.Frame()
 }
 
-// Media sets the medium that the page is shown on, and whether its reader prefers light or dark.
+// Media sets the medium that the page is shown on ("screen" or "print"), and its colour scheme ("light" or "dark").
 func (b *Browser) Media(medium, scheme string) {
 	b.t.Helper()
 	media := emulation.SetEmulatedMediaParams{
@@ -217,13 +218,13 @@ func (b *Browser) Screenshot() []byte {
 	return run(b, "taking a screenshot", chromedp.FullScreenshot(100))
 }
 
-// PDF prints the page.
+// PDF prints the page to a PDF.
 func (b *Browser) PDF() []byte {
 	b.t.Helper()
 	return run(b, "printing", chromedp.PrintToPDF(chromedp.PDFPreferCSSPageSize(), chromedp.PDFPaper(chromedp.PaperA4)))
 }
 
-// Said returns what the page logged as errors and which addresses it requested, so far.
+// Said returns the errors that the page has logged and the addresses that it has requested so far.
 func (b *Browser) Said() (errors, requests []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"tare/test/browser"
 )
 
-// courseOf is n runs, a day apart, of which the later half cost more.
+// courseOf returns n runs, a day apart, of which the later half cost more.
 func courseOf(t *testing.T, n int, experiment string) (sources []comparison.Source) {
 	t.Helper()
 	for i := range n {
@@ -51,7 +51,7 @@ func openComparison(t *testing.T, make func(*bytes.Buffer) error) (*browser.Brow
 	return b, path
 }
 
-// TestComparisonPage: what changed between runs is in the page's table, and the page runs no script and fetches
+// TestComparisonPage: the page's table shows what changed between runs, and the page runs no script and fetches
 // nothing.
 func TestComparisonPage(t *testing.T) {
 	all := courseOf(t, 8, "quickstart")

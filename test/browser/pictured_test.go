@@ -13,8 +13,8 @@ import (
 	"tare/test/browser"
 )
 
-// picture returns a function that gives a run a ladder of two rungs, and evidence to show, in the name of a guest that
-// does not exist: places, and a series in which the candidate has the given multiple of one part, unless that is 0.
+// picture returns a function that makes a run look as if a guest had recorded evidence in it: a ladder of two rungs,
+// places, and a series in which the candidate has the given multiple of one part, unless series is 0.
 func picture(ladder, places bool, series float64) func(*record.Run, []record.Trial) {
 	f := func(v float64) *float64 { return &v }
 	return func(run *record.Run, trials []record.Trial) {
@@ -63,15 +63,15 @@ func picture(ladder, places bool, series float64) func(*record.Run, []record.Tri
 	}
 }
 
-// pictured is a figure that the report must show of a guest's evidence.
+// pictured is a figure that the report must show for a guest's evidence.
 type pictured struct {
 	figure, section string
 	plots           int
-	table           []string // texts that its table has
+	table           []string // texts that the figure's table has
 }
 
-// TestPictured: what the record of any guest has to show is drawn, and stands in tables. A run that lacks some of it
-// has no figure of that.
+// TestPictured: whatever evidence a guest has recorded is drawn and listed in tables. Evidence that a run lacks has no
+// figure.
 func TestPictured(t *testing.T) {
 	usual := []string{"differences", "values", "latency", "latency-difference", "cpu", "memory", "trials"}
 	for _, c := range []struct {
@@ -130,7 +130,7 @@ func (p pictured) check(t *testing.T, b *browser.Browser) {
 	}
 }
 
-// TestStackedHeights: a course that is much too low for the scale of the others has its own, which says so.
+// TestStackedHeights: a course that is far too low for the scale of the others gets a separate scale, and says so.
 func TestStackedHeights(t *testing.T) {
 	path := page(t, truth, picture(false, false, 40))
 	b := chromium.Page(t, 1280, 900)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/chromedp/chromedp/kb"
 
-	_ "tare/internal/all" // answers that guests have
+	_ "tare/internal/all" // registers the answers of guests
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
@@ -22,7 +22,7 @@ import (
 	"tare/test/browser"
 )
 
-// chromium serves all tests here; nil where there is none.
+// chromium serves all tests of this package. It is nil if this machine has none.
 var chromium *browser.Chromium
 
 func TestMain(m *testing.M) {
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 
 var truth = analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6}
 
-// page makes a run, alters it, and writes its report.
+// page makes a run, alters it, and writes its report, whose path it returns.
 func page(t *testing.T, truth analysistest.Truth, alter func(*record.Run, []record.Trial)) string {
 	t.Helper()
 	browser.NeedCharts(t)
@@ -69,7 +69,7 @@ func page(t *testing.T, truth analysistest.Truth, alter func(*record.Run, []reco
 	return path
 }
 
-// furnish gives a trial a budget and groups as a real one has.
+// furnish gives a trial a CPU budget and control groups as a real trial has them.
 func furnish(t *record.Trial) {
 	f := func(v float64) *float64 { return &v }
 	n := func(v uint64) *uint64 { return &v }
@@ -96,7 +96,7 @@ func furnish(t *record.Trial) {
 	}
 }
 
-// quiet fails when the page logged an error or asked for anything but itself.
+// quiet fails the test if the page logged an error or requested anything but itself.
 func quiet(t *testing.T, b *browser.Browser, path string) {
 	t.Helper()
 	errors, requests := b.Said()
@@ -115,14 +115,14 @@ func quiet(t *testing.T, b *browser.Browser, path string) {
 	}
 }
 
-// charts are the titles of the figures that show something.
+// charts returns the titles of the figures that show something.
 func charts(b *browser.Browser) (figures []string) {
 	b.Eval(`[...document.querySelectorAll("figure[data-chart]")].filter(f => !f.hidden && [...f.querySelectorAll("svg[data-chart]")].some(s => s.getBoundingClientRect().width > 100)).map(f => f.dataset.chart)`, &figures)
 	return figures
 }
 
-// TestPlainPage tests the page of an ordinary run: what it shows, how it is used, and how it looks elsewhere than on a
-// bright screen. All these tests share one page, because opening a page takes longer than most of them.
+// TestPlainPage tests the page of an ordinary run: its content, its controls, and how it looks on a dark screen, on
+// paper and on a telephone. All these tests share one page, because opening a page takes longer than most of them.
 func TestPlainPage(t *testing.T) {
 	path := page(t, truth, nil)
 	b := chromium.Page(t, 1280, 900)
@@ -144,7 +144,8 @@ func TestPlainPage(t *testing.T) {
 	quiet(t, b, path)
 }
 
-// chartsAreShown: all that there is to show is shown, and changes of a few per cent stand on an axis in per cent.
+// chartsAreShown checks that there are all charts for which the run has data, and that changes of a few per cent have
+// an axis in per cent.
 func chartsAreShown(t *testing.T, b *browser.Browser) {
 	want := []string{"differences", "values", "latency", "latency-difference", "cpu", "memory", "trials"}
 	showsCharts(t, b, want)
@@ -152,7 +153,7 @@ func chartsAreShown(t *testing.T, b *browser.Browser) {
 	keep(t, b, "plain.png")
 }
 
-// showsCharts checks which figures there are, and that the page is no wider than its window of 1280.
+// showsCharts checks which figures there are, and that the page is no wider than its window of 1280 pixels.
 func showsCharts(t *testing.T, b *browser.Browser, want []string) {
 	t.Helper()
 	if got := charts(b); !slices.Equal(got, want) {
@@ -165,7 +166,8 @@ func showsCharts(t *testing.T, b *browser.Browser, want []string) {
 	}
 }
 
-// TestChartsAreShown: a chart is there where it has something to show. TestPlainPage and TestGaps test other charts.
+// TestChartsAreShown: the page has exactly the charts for which a run has data. TestPlainPage and TestGaps test other
+// charts.
 func TestChartsAreShown(t *testing.T) {
 	few := truth
 	few.Blocks = 3
@@ -194,11 +196,11 @@ func TestChartsAreShown(t *testing.T) {
 	}
 }
 
-// tip is what a chart shows of one value, as it stands on the screen.
+// tip is the text with which a chart shows one value, as it appears on the screen.
 const tip = `[...document.querySelectorAll("[aria-label='tip'] text")].map(e => [...e.querySelectorAll("tspan")].map(s => s.textContent).join("\n") || e.textContent).join("|")`
 
 func hoverShowsExactValues(t *testing.T, b *browser.Browser) {
-	var want string // what the table says of the difference
+	var want string // the difference as the table shows it
 	b.Eval(`(() => { const d = JSON.parse(document.getElementById("data").textContent);
 		const m = d.metrics.findIndex(m => m.name === "latency_p50_seconds");
 		return d.estimates.find(e => e.metric === m && d.arms[e.arm].name === "candidate").text })()`, &want)
@@ -223,7 +225,7 @@ func hoverShowsExactValues(t *testing.T, b *browser.Browser) {
 func keyboard(t *testing.T, b *browser.Browser) {
 	focused := `document.activeElement?.dataset?.chart ?? ""`
 	var chart string
-	for range 60 { // Tab, as a person presses it, until a chart has the focus
+	for range 60 { // presses Tab, as a person does, until a chart has the focus
 		b.Press(kb.Tab)
 		if b.Eval(focused, &chart); chart != "" {
 			break
@@ -275,7 +277,7 @@ func darkAndPrint(t *testing.T, b *browser.Browser) {
 	}
 	keep(t, b, "dark.png")
 
-	b.Media("print", "dark") // paper is white, whatever the screen is
+	b.Media("print", "dark") // paper is white, whatever the colour scheme
 	var paper, nav string
 	b.Eval(background, &paper)
 	b.Eval(`getComputedStyle(document.querySelector("nav")).display`, &nav)
@@ -320,7 +322,7 @@ func small(t *testing.T, b *browser.Browser, path string) {
 	keep(t, b, "small.png")
 }
 
-// TestHostileNames: a name in a spec can come from anywhere. None may become markup or run as a script.
+// TestHostileNames: a name in a spec can come from anywhere, so no name may become markup or run as a script.
 func TestHostileNames(t *testing.T) {
 	evil := `</script><script>window.ran=1</script><!--<script>"'><img src=x onerror="window.ran=2"><style>body{display:none}</style>`
 	path := page(t, truth, func(run *record.Run, trials []record.Trial) {
@@ -351,7 +353,7 @@ func TestHostileNames(t *testing.T) {
 	quiet(t, b, path)
 }
 
-// TestPolicyHolds: the page's Content-Security-Policy stops a script and an image that were not kept out of the markup.
+// TestPolicyHolds: the page's Content-Security-Policy stops a script and an image that got into the markup.
 func TestPolicyHolds(t *testing.T) {
 	path := page(t, truth, nil)
 	html, err := os.ReadFile(path)
@@ -374,8 +376,8 @@ func TestPolicyHolds(t *testing.T) {
 	}
 }
 
-// keep saves a screenshot where TARE_SHOTS says, for people to look at. Without that it takes none: a long page without
-// a graphics processor takes seconds.
+// keep saves a screenshot in the directory TARE_SHOTS, for people to look at. Without that variable it takes none,
+// because a long page takes seconds without a graphics processor.
 func keep(t *testing.T, b *browser.Browser, name string) {
 	t.Helper()
 	if os.Getenv("TARE_SHOTS") == "" {
@@ -416,8 +418,8 @@ func ask(experiment, factor string, metrics func(t *record.Trial, level float64)
 	}
 }
 
-// TestAnswersAreDrawn: what an experiment asks is drawn before everything else. What it measured decides on the chart,
-// not its name.
+// TestAnswersAreDrawn: the chart that answers an experiment's question is drawn before all others. What the experiment
+// measured, not its name, decides which chart that is.
 func TestAnswersAreDrawn(t *testing.T) {
 	two, three := truth, truth
 	two.Rates, three.Rates = []string{"1", "4"}, []string{"1", "1000", "10000"}
@@ -497,7 +499,7 @@ func TestAnswersAreDrawn(t *testing.T) {
 					t.Errorf("the figure does not say %q: %s", want, text)
 				}
 			}
-			// By keyboard each value is reached, in one tip at a time.
+			// The keyboard reaches each value, in one tip at a time.
 			b.Eval(figure+`.querySelector("svg[data-chart]").focus()`, nil)
 			seen := map[string]bool{}
 			for range 3 {
@@ -512,7 +514,7 @@ func TestAnswersAreDrawn(t *testing.T) {
 				t.Errorf("three steps show %v", seen)
 			}
 			keep(t, b, strings.ReplaceAll(c.name, " ", "-")+".png")
-			// Paper does not scroll: with all tables unfolded nothing is wider than it.
+			// Paper does not scroll: even with all tables unfolded, nothing may be wider than the page.
 			b.Media("print", "light")
 			b.Resize(700, 1000, false)
 			b.Eval(`dispatchEvent(new Event("beforeprint"))`, nil)
@@ -525,8 +527,8 @@ func TestAnswersAreDrawn(t *testing.T) {
 	}
 }
 
-// TestGaps: in a sweep, a level without a value is a gap in the line of its arm: nobody measured what a line through it
-// would show.
+// TestGaps: in a sweep, a level without a value is a gap in the line of its arm, because nobody measured what a line
+// through it would show.
 func TestGaps(t *testing.T) {
 	sweep := truth
 	sweep.Rates = []string{"100", "1000", "2000", "10000"}
@@ -609,7 +611,7 @@ func TestFacetsAndSaving(t *testing.T) {
 	quiet(t, b, path)
 }
 
-// TestChangesOfAllSizes: changes of a hundred times and of a few per cent stand on one axis.
+// TestChangesOfAllSizes: a change by a factor of hundreds and changes of a few per cent share one axis.
 func TestChangesOfAllSizes(t *testing.T) {
 	path := page(t, truth, func(_ *record.Run, trials []record.Trial) {
 		for i := range trials {
@@ -625,7 +627,7 @@ func TestChangesOfAllSizes(t *testing.T) {
 	quiet(t, b, path)
 }
 
-// changes checks what the chart of differences says of its axis.
+// changes checks the text of the axis of the chart of differences.
 func changes(t *testing.T, b *browser.Browser, want string) {
 	t.Helper()
 	var text string
@@ -641,8 +643,7 @@ func firstLine(b *browser.Browser) (first string) {
 	return first
 }
 
-// TestStateStandsFirst: a reader of the page of a run that is invalid or partial sees that before anything else, on a
-// small screen too.
+// TestStateStandsFirst: if a run is invalid or partial, its page says so before anything else, on a small screen too.
 func TestStateStandsFirst(t *testing.T) {
 	for state, alter := range map[string]func(*record.Run, []record.Trial){
 		"invalid": func(_ *record.Run, trials []record.Trial) {

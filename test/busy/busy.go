@@ -1,4 +1,4 @@
-// Package busy has an eBPF program that takes some microseconds, for tests that weigh one.
+// Package busy provides an eBPF program that takes some microseconds, for tests that weigh a program.
 package busy
 
 import (
@@ -9,12 +9,12 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Load loads the program under the given name. It is of a type that only runs on demand.
+// Load loads the program under the given name, with a type that runs only on demand (see Run).
 func Load(name string) (*ebpf.Program, error) { return load(name, ebpf.SocketFilter, ebpf.AttachNone) }
 
-// Attach loads the program and has it run whenever a process in a control group of version 2, or below it, opens an
-// Internet socket. It runs in the context of that process and, unlike a kprobe, works on every kernel. Closing the link
-// detaches the program and frees it.
+// Attach loads the program and runs it whenever a process in the cgroup v2 control group, or below it, opens an
+// Internet socket. The program runs in the context of that process and, unlike a kprobe, works on every kernel. Closing
+// the link detaches the program and frees it.
 func Attach(name, group string) (link.Link, error) {
 	p, err := load(name, ebpf.CGroupSock, ebpf.AttachCGroupInetSockCreate)
 	if err != nil {
@@ -65,6 +65,6 @@ func loadRounds(name string, kind ebpf.ProgramType, at ebpf.AttachType, rounds i
 
 // Run runs the program the given number of times.
 func Run(p *ebpf.Program, times uint32) error {
-	_, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 14), Repeat: times}) // at least an Ethernet header
+	_, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 14), Repeat: times}) // at least an Ethernet header must be there
 	return err
 }

@@ -1,4 +1,4 @@
-// Package campaign keeps what a long series of runs has found in a file of JSON lines, so that a series that was
+// Package campaign keeps the results of a long series of runs in a file of JSON lines, so that a series that was
 // interrupted can continue.
 package campaign
 
@@ -32,7 +32,7 @@ func Read[T any](path string) (all []T, err error) {
 	return all, lines.Err()
 }
 
-// Append adds what was found to the file, as a line.
+// Append adds one result to the file, as a line.
 func Append(path string, found any) error {
 	line, err := json.Marshal(found)
 	if err != nil {

@@ -18,7 +18,7 @@ func TestRead(t *testing.T) {
 		name, file string
 		passed     int
 		long       int
-		failed     []string // name: reason
+		failed     []string // each as "name: reason"
 		skipped    []string
 	}{
 		{name: "subtests count, their parent does not", passed: 3,
@@ -51,7 +51,7 @@ func TestRead(t *testing.T) {
 			write(t, filepath.Join(dir, "p", "p_test.go"), "package p\nimport (\"os\"; \"testing\")\nvar _ = os.Exit\n"+c.file)
 			cmd := exec.Command("go", "test", "-json", "-vet=off", "./...")
 			cmd.Dir = dir
-			events, _ := cmd.Output() // it fails where a test is to fail
+			events, _ := cmd.Output() // go test fails if one of the tests is meant to fail
 			got := &tally{}
 			if err := got.read(bytes.NewReader(events)); err != nil {
 				t.Fatal(err)
@@ -68,7 +68,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestHung: of a test that does not end, each stack that runs the project's code is printed once.
+// TestHung: if a test does not end, each stack that runs the project's code is printed once.
 func TestHung(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -87,7 +87,7 @@ func TestHung(t *testing.T) {
 		}`)
 	cmd := exec.Command("go", "test", "-json", "-vet=off", "./...")
 	cmd.Dir = dir
-	events, _ := cmd.Output() // it fails
+	events, _ := cmd.Output() // go test fails, as it should
 	got := &tally{}
 	if err := got.read(bytes.NewReader(events)); err != nil {
 		t.Fatal(err)

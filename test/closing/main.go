@@ -1,6 +1,6 @@
-// Closing ends a run of the tests with lists that cannot be overlooked: what was skipped and why, what failed, and the
-// totals on the last line. Its arguments are the files in which gotestsum has recorded the events of go test; it exits
-// with 1 if anything failed.
+// Command closing ends a run of the tests with lists that cannot be overlooked: what was skipped and why, what failed,
+// and the totals on the last line. Its arguments are the files in which gotestsum has recorded the events of go test.
+// It exits with status 1 if anything failed.
 package main
 
 import (
@@ -35,7 +35,7 @@ func main() {
 
 // tally counts the results of checks and tests.
 type tally struct {
-	passed, long           int // long: tests of the long suite that did not run
+	passed, long           int // long counts the tests of the long suite that did not run
 	failed, lacking, noisy []outcome
 	hung                   []outcome // tests that did not end, each with the stacks of its goroutines
 }
@@ -43,7 +43,7 @@ type tally struct {
 // outcome is a check or test with the reason for its verdict.
 type outcome struct{ name, reason string }
 
-// close prints the lists and the totals.
+// close prints the lists and the totals to w.
 func (t *tally) close(w io.Writer) {
 	for _, o := range t.hung {
 		fmt.Fprintf(w, "\n%s did not end, and was stopped here:\n%s\n", o.name, o.reason)
@@ -75,7 +75,7 @@ type event struct {
 	Output  string
 }
 
-// result holds what was seen of one test or, without a test's name, of a package.
+// result holds the events of one test or, without a test's name, of a package.
 type result struct {
 	verdict string // pass, fail or skip; empty while it runs
 	output  strings.Builder
@@ -84,7 +84,8 @@ type result struct {
 // packageRun holds the results of one package by the names of its tests.
 type packageRun map[string]*result
 
-// file adds the results in a file. It reads all of it before it counts, because events of several packages alternate.
+// file adds the results in a file. It reads the whole file before it counts, because events of several packages
+// alternate.
 func (t *tally) file(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -103,7 +104,7 @@ func (t *tally) read(r io.Reader) error {
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
 			return fmt.Errorf("reading an event: %w", err)
 		}
-		if e.Package == "" { // of a build, whose failure is also reported for a package
+		if e.Package == "" { // from a build; if a build fails, the package fails too
 			continue
 		}
 		if runs[e.Package] == nil {
@@ -126,8 +127,8 @@ func (t *tally) read(r io.Reader) error {
 	return lines.Err()
 }
 
-// count adds the tests of a package. Of a test with subtests only these count, unless the test failed or was skipped
-// and none of them was.
+// count adds the tests of a package to the tally. If a test has subtests, only these are counted, unless the test
+// failed or was skipped and none of its subtests was.
 func (t *tally) count(name string, p packageRun) {
 	failed := len(t.failed)
 	for _, test := range slices.Sorted(maps.Keys(p)) {
@@ -171,7 +172,7 @@ func (t *tally) skip(name, reason string) {
 	}
 }
 
-// explained says whether a test has subtests that account for its verdict.
+// explained reports whether a test has subtests that account for its verdict.
 func (p packageRun) explained(test string) bool {
 	for other, r := range p {
 		if strings.HasPrefix(other, test+"/") && (p[test].verdict == "pass" || r.verdict == p[test].verdict) {
@@ -181,10 +182,10 @@ func (p packageRun) explained(test string) bool {
 	return false
 }
 
-// at is the place that the testing package puts before what a test logs.
+// at matches the file and line that the testing package puts before each line that a test logs.
 var at = regexp.MustCompile(`^[\w.-]+\.go:\d+: `)
 
-// reason is what a skipped test printed: all that it logged, on one line.
+// reason returns all that a skipped test logged, on one line.
 func reason(output string) string {
 	var said []string
 	for line := range strings.Lines(output) {
@@ -200,8 +201,8 @@ func reason(output string) string {
 // maxStacks is the maximum number of distinct stacks that are printed for a test.
 const maxStacks = 40
 
-// stacks returns the stacks of the goroutines that run this project's code, from what a test printed, each stack once.
-// gotestsum prints nothing of a test that has no verdict, and there may be thousands of goroutines that wait alike.
+// stacks returns the stacks of the goroutines that run this project's code, each once, from the output of a test.
+// gotestsum prints nothing for a test that has no verdict, and thousands of goroutines may wait at the same place.
 func stacks(output string) string {
 	var all []string
 	times := map[string]int{}
@@ -230,7 +231,8 @@ func stacks(output string) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// varying are the parts of a stack in which goroutines that wait alike differ: arguments, offsets, and who began them.
+// varying matches the parts in which the stacks of goroutines that wait at the same place differ: arguments, offsets,
+// and the goroutine that started them.
 var varying = regexp.MustCompile(`\([^()*]*\)$| \+0x[0-9a-f]+$| in goroutine \d+$`)
 
 func lastLine(s string) string {

@@ -1,4 +1,4 @@
-// Package clustertest has nodes for tests of a cluster's account.
+// Package clustertest provides nodes, pods and ledgers for tests of a cluster's account.
 package clustertest
 
 import (
@@ -9,10 +9,10 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Began is when the window began, by the clocks of the nodes.
+// Began is the start of the ledgers' window, by the clocks of the nodes.
 var Began = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// group is a control group with its figures.
+// group returns a control group with the given CPU time in seconds and hard memory in bytes.
 func group(path string, c ledger.Charged, n *ledger.Name, cpu float64, hard int64) ledger.Cgroup {
 	return ledger.Cgroup{Path: path, Name: n, Charged: c, CPUSeconds: &cpu, Rule: "profile kubernetes:1 x",
 		Memory: &ledger.Memory{Hard: &hard, Soft: new(hard / 2), WorkingSet: new(uint64(hard + hard/4))}}
@@ -62,7 +62,7 @@ func Ledger(i int) *ledger.Ledger {
 	return l
 }
 
-// Pods returns the pods of the given number of nodes, as their Ledgers have them.
+// Pods returns the pods of the given number of nodes, the same as in the nodes' Ledgers.
 func Pods(nodes int) (all []cluster.Pod) {
 	for i := range nodes {
 		all = append(all, cluster.Pod{Namespace: "shop", Name: fmt.Sprintf("web-%d", i), UID: fmt.Sprintf("uid-web-%d", i),
@@ -75,7 +75,7 @@ func Pods(nodes int) (all []cluster.Pod) {
 	return all
 }
 
-// Name is the name of a node.
+// Name returns the name of node i.
 func Name(i int) string { return fmt.Sprintf("node-%d", i) }
 
 func resources(cpus float64, memory int64) cluster.Resources {

@@ -1,5 +1,5 @@
-// Package deep makes directories whose paths are longer than any that the kernel takes at once (PATH_MAX). Anyone who
-// may make control groups can make such paths.
+// Package deep makes directories whose paths are longer than a single system call accepts (PATH_MAX). Anyone who may
+// make control groups can make such paths.
 package deep
 
 import (
@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Directory makes a directory in the one that has the descriptor parent, and gives its descriptor. It is removed at the
-// end of the test.
+// Directory makes a directory in the directory that the descriptor parent refers to, and returns a descriptor of the
+// new directory. The directory is removed at the end of the test.
 func Directory(t *testing.T, parent int, name string) (child int) {
 	t.Helper()
 	if err := unix.Mkdirat(parent, name, 0o755); err != nil {

@@ -17,9 +17,9 @@ type Example struct {
 	Output  []string
 }
 
-// Read returns the examples of a page. A command is on a line that begins with "$ " in a block of code. It goes on
-// after a line that ends with a backslash and, if it has <<END, up to the line END. Its output is the rest of the
-// block.
+// Read returns the examples of a page. A command is on a line that begins with "$ " in an indented code block. It
+// continues after a line that ends with a backslash and, if it contains <<END, up to the line END. Its output is the
+// rest of the block.
 func Read(path string) (all []Example, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -47,8 +47,8 @@ func Read(path string) (all []Example, err error) {
 }
 
 // Run runs the examples of a page in order in a new directory, with the given environment variables added. It fails the
-// test if an example fails, or if a line of output on the page does not begin like any line of the actual output.
-// Figures may differ.
+// test if an example fails, or if no line of the actual output begins with the same words as a line of output on the
+// page. Figures may differ.
 func Run(t *testing.T, path string, env ...string) {
 	t.Helper()
 	all, err := Read(path)
@@ -80,7 +80,8 @@ func Run(t *testing.T, path string, env ...string) {
 	}
 }
 
-// beginning returns what a line of output begins with on every machine: at most three words before the first figure.
+// beginning returns the part of a line of output that is the same on every machine: at most three words before the
+// first figure.
 func beginning(line string) string {
 	if i := strings.IndexAny(line, "0123456789"); i >= 0 {
 		line = line[:i]

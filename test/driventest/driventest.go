@@ -12,7 +12,8 @@ import (
 	"tare/internal/mesh/controlplane"
 )
 
-// ControlPlane runs the control plane and then exits, if the command line asks for one. TestMain calls it first.
+// ControlPlane runs the control plane and then exits if the first argument of the command line is "controlplane".
+// TestMain calls it first.
 func ControlPlane() {
 	if len(os.Args) < 2 || os.Args[1] != "controlplane" {
 		return

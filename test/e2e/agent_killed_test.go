@@ -17,7 +17,7 @@ import (
 	"tare/test/long"
 )
 
-// statisticsOn says whether the kernel counts the runs of eBPF programs, by running one.
+// statisticsOn reports whether the kernel counts the runs of eBPF programs, which it finds out by running one.
 func statisticsOn(t *testing.T) bool {
 	t.Helper()
 	p, err := busy.Load("counted")

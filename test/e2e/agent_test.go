@@ -182,7 +182,7 @@ func (s *scrape) sum(name string, labels ...string) (sum float64, n int) {
 	return sum, n
 }
 
-// total is the sum of all series of a metric, including the last values of series that are gone.
+// total returns the sum of all series of a metric, including the last values of series that are gone.
 func (s *scrape) total(name string) float64 {
 	sum, _ := s.sum(name)
 	gone, _ := s.sum("tare_agent_series_gone_seconds_total", "metric", name)
@@ -329,7 +329,7 @@ func (w *worker) move(t *testing.T, group string) {
 	}
 }
 
-// do has the worker do something, and waits until it rests again.
+// do makes the worker do something, and waits until it rests again.
 func (w *worker) do(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if _, err := fmt.Fprintf(w.in, format+"\n", args...); err != nil || !w.lines.Scan() {
@@ -337,7 +337,7 @@ func (w *worker) do(t *testing.T, format string, args ...any) {
 	}
 }
 
-// burn has the worker use d of CPU time.
+// burn makes the worker use the CPU time d.
 func (w *worker) burn(t *testing.T, d time.Duration) {
 	t.Helper()
 	w.do(t, "burn %d", d.Microseconds())
@@ -404,7 +404,7 @@ func removeTestGroups(t *testing.T, top string) {
 	}
 }
 
-// groupUsage is a group's own counter of CPU time in nanoseconds.
+// groupUsage returns a group's own counter of CPU time, in nanoseconds.
 func groupUsage(t *testing.T, dir string) int64 {
 	t.Helper()
 	v := cgroup.CPUTime(dir)

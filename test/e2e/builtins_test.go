@@ -24,7 +24,7 @@ import (
 
 // smallest describes a built-in experiment in its smallest form, and what every run of that must show on any machine.
 type smallest struct {
-	arms     []string         // beside the baseline and its twin
+	arms     []string         // in addition to the baseline and its twin
 	levels   map[string][]any // the cheapest levels of its factors
 	duration string           // of a window; 300ms when empty
 	set      []string         // further settings, as for --set
@@ -496,8 +496,8 @@ func eventsCounted(t *testing.T, tr record.Trial) {
 	}
 }
 
-// nodesCounted: every node counted for itself, and the trial has the sum. A node whose counters were read too late is
-// not in the sum, and says so.
+// nodesCounted: every node counted its own events, and the trial has the sum. A node whose counters were read too late
+// is not in the sum, and says so.
 func nodesCounted(t *testing.T, tr record.Trial) {
 	t.Helper()
 	generated := int64(0)
@@ -530,7 +530,7 @@ func (s smallest) env(t *testing.T) []string {
 	return nil
 }
 
-// spec is the text of the experiment in its smallest form.
+// spec returns the text of the experiment in its smallest form.
 func (s smallest) spec(t *testing.T, name string) string {
 	t.Helper()
 	_, text, ok := experiments.File(name)
@@ -551,7 +551,7 @@ func (s smallest) spec(t *testing.T, name string) string {
 	}
 	delete(spec, "quick")
 	spec["blocks"], spec["warmup"], spec["duration"] = 1, "50ms", "300ms"
-	spec["repeat"] = "100%" // of so short a plan, the usual half allows hardly any attempt
+	spec["repeat"] = "100%" // with the usual 50 % of so short a plan, hardly any trial could be repeated
 	if s.duration != "" {
 		spec["duration"] = s.duration
 	}

@@ -29,7 +29,7 @@ func needsPrograms(t *testing.T, names ...string) {
 	}
 }
 
-// runSpec runs a spec in its short form and gives the first attempts at its trials.
+// runSpec runs a spec in its short form, and returns the first attempts at its trials.
 func runSpec(t *testing.T, spec string) []record.Trial {
 	t.Helper()
 	dir := t.TempDir()

@@ -176,15 +176,15 @@ func toldBy(t *testing.T, f *fleet.Fleet, m *proxyconfig.Mesh, id string) map[st
 	return want
 }
 
-// hasAll says whether a proxy has what the mesh sends it and nothing else, and both of its secrets, which differ each
-// time.
+// hasAll reports whether a proxy has what the mesh sends it and nothing else, and both of its secrets, whose content
+// differs each time.
 func hasAll(has, want map[string]map[string]uint64) bool {
 	return hasTold(has, want) &&
 		slices.Equal(slices.Sorted(maps.Keys(has[resource.SecretType])),
 			[]string{authority.IdentitySecret, authority.RootsSecret})
 }
 
-// hasTold is hasAll but for the secrets.
+// hasTold is like hasAll, but does not look at the secrets.
 func hasTold(has, want map[string]map[string]uint64) bool {
 	for _, url := range []string{resource.ClusterType, resource.EndpointType, resource.ListenerType, resource.RouteType} {
 		if !maps.Equal(has[url], want[url]) {

@@ -198,7 +198,7 @@ func chargeResolved(t *testing.T, s *analysis.Summary, arm string, at map[string
 	return false
 }
 
-// sharesLimit checks that an answer says that the limit is shared, where the summary has all that this rests on.
+// sharesLimit checks that an answer says that the limit is shared, if the summary has everything that this rests on.
 func sharesLimit(t *testing.T, s *analysis.Summary, arm string, at map[string]string) {
 	t.Helper()
 	for _, metric := range []string{"bpf_seconds_per_connection", "limit_cpus", "limited_share", "limited_throttled_share",

@@ -81,11 +81,11 @@ func examples(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// example is the files of a page, written below a directory.
+// example describes the files of a page, which are written below a directory.
 type example struct {
 	overlay string            // for go build
 	files   map[string]string // paths of the files that are not Go, by the names that the page gives them
-	added   []string          // new folders and new files in folders that there are, as paths in the tree
+	added   []string          // new folders, and new files in existing folders, as paths in the tree
 	lines   int               // number of lines that are added to files of the tree
 }
 

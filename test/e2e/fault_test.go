@@ -14,7 +14,7 @@ import (
 
 // Faults are made, not mocked: each test takes something away from the real machine, for one process alone.
 
-// changed runs tare in a mount namespace of its own, after the shell commands in change.
+// changed runs tare in a new mount namespace, after the shell commands in change.
 func changed(t *testing.T, change string, args ...string) output {
 	t.Helper()
 	needsRoot(t)

@@ -14,7 +14,7 @@ import (
 func TestFaults(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
-	look(t) // skips where that is not possible
+	look(t) // skips the test if this machine cannot be searched for leftovers
 	r, err := faults.New(t.TempDir(), bin)
 	if err != nil {
 		t.Fatal(err)

@@ -67,12 +67,12 @@ func withBinary(run func() int) int {
 // command is one start of tare.
 type command struct {
 	args    []string
-	binary  string        // another tare than this tree's; empty: this tree's
+	binary  string        // another binary than this tree's; this tree's when empty
 	dir     string        // working directory; a fresh one when empty
 	env     []string      // added to the test's own
 	stdin   string        // nothing when empty
 	user    uint32        // runs as this user and group; 0 is the test's own
-	has     []cap.Value   // the only capabilities that the process can have; nil without user: all of the test's own
+	has     []cap.Value   // the only capabilities that the process can have; nil: the test's, or none as another user
 	group   string        // directory of a control group of v2 to start in; the test's own when empty
 	timeout time.Duration // until it is killed and the test fails; 1 minute when 0
 }
@@ -136,7 +136,7 @@ func (c command) start(t *testing.T) *process {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer dir.Close() // it is started before this returns
+		defer dir.Close() // the process is started before this function returns
 		p.cmd.SysProcAttr.UseCgroupFD, p.cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
 	}
 	started := make(chan error)
@@ -250,7 +250,7 @@ func startTied(t *testing.T, c *exec.Cmd) (stop func()) {
 	}
 }
 
-// numberIn is the number that a file of the kernel holds.
+// numberIn returns the number that a file of the kernel holds.
 func numberIn(t *testing.T, path string) int {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -264,7 +264,8 @@ func numberIn(t *testing.T, path string) int {
 	return n
 }
 
-// peakIn is the most memory that a process had, in bytes, by the text of its status; 0 where that does not say.
+// peakIn returns the largest memory that a process had, in bytes, from the text of its /proc/PID/status, or 0 if that
+// does not say.
 func peakIn(status []byte) int64 {
 	_, after, _ := strings.Cut(string(status), "VmHWM:")
 	var kib int64

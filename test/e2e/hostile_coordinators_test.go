@@ -24,7 +24,7 @@ import (
 	"tare/test/long"
 )
 
-// hostCoordinator is a coordinator that does as a test says, with a coordinator's keys.
+// hostCoordinator is a coordinator that makes the attacks of a test, with a coordinator's keys.
 type hostCoordinator struct {
 	net.Listener
 	config *tls.Config
@@ -41,7 +41,7 @@ type coordinatorAttack struct {
 	raw    func(c net.Conn)           // on a connection without TLS
 	wire   func(w wire)               // on one with TLS, in HTTP/2
 	stream func(s attackStream) error // on the stream of the agent
-	says   string                     // what the agent must say of it; empty: anything
+	says   string                     // what the agent must say about the attack; anything if empty
 }
 
 // attackStream is the stream of an agent, as its coordinator has it.
@@ -52,7 +52,7 @@ func (s attackStream) say(format string, args ...any) error {
 	return s.SendMsg(fmt.Sprintf(format, args...))
 }
 
-// until reads the agent's messages until so(message) is true, or the agent hangs up.
+// until reads the agent's messages until the given function returns true for one, or the agent hangs up.
 func (s attackStream) until(so func(said) bool) (said, error) {
 	for {
 		if m, err := hear(s); err != nil || so(m) {
@@ -61,12 +61,13 @@ func (s attackStream) until(so func(said) bool) (said, error) {
 	}
 }
 
-// prepare has the agent set up a trial. spec is JSON, and more is further JSON fields of the job, after a comma.
+// prepare tells the agent to set up a trial. spec is JSON, and more holds further JSON fields of the job, after a
+// comma.
 func (s attackStream) prepare(id int, spec, more string) error {
 	return s.say(`{"prepare":{"id":%d,"data":{"spec":%s,"planned":{"arm":"direct"},"seed":1}%s}}`, id, spec, more)
 }
 
-// refuses has the agent set up a trial, and returns an error unless the agent refuses, with an error in its record.
+// refuses tells the agent to set up a trial that it must refuse. It returns an error unless the agent's record has one.
 func (s attackStream) refuses(spec, more string) error {
 	if err := s.prepare(1, spec, more); err != nil {
 		return err
@@ -284,7 +285,7 @@ var coordinatorAttacks = []coordinatorAttack{
 	{name: "garbage in HTTP/2", wire: func(w wire) { _, _ = w.Conn.Write([]byte(strings.Repeat("garbage ", 1<<17))) }},
 }
 
-// answered waits for the answer to a ping: the agent has dealt with what was said before.
+// answered waits for the answer to a ping. By then the agent has handled all earlier messages.
 func (s attackStream) answered() error {
 	if err := s.say(`{"ping":{"number":77}}`); err != nil {
 		return err
@@ -293,14 +294,14 @@ func (s attackStream) answered() error {
 	return err
 }
 
-// begin takes note that the current attack begins.
+// begin records that the current attack begins.
 func (h *hostCoordinator) begin() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.begun++
 }
 
-// current returns the attack that comes next; left is false when all have begun.
+// current returns the attack that comes next; left is false if all have begun.
 func (h *hostCoordinator) current() (a *coordinatorAttack, left bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -340,7 +341,7 @@ func (h *hostCoordinator) Accept() (net.Conn, error) {
 	}
 }
 
-// serve does the next attack to the stream of an agent. After the last it says bye.
+// serve makes the next attack on the stream of an agent. After the last attack it says bye.
 func (h *hostCoordinator) serve(t *testing.T) grpc.StreamHandler {
 	return func(_ any, stream grpc.ServerStream) error {
 		s := attackStream{stream}

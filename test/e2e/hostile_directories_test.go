@@ -78,17 +78,17 @@ func (s *shared) try(errs ...error) {
 	}
 }
 
-// at is a path in the stranger's directory.
+// at returns a path in the stranger's directory.
 func (s *shared) at(name string) string { return filepath.Join(s.dir, name) }
 
-// own makes a directory of the stranger's.
+// own makes a directory that belongs to the stranger, and returns its path.
 func (s *shared) own(name string) string {
 	s.t.Helper()
 	s.try(os.Mkdir(s.at(name), 0o777), os.Chown(s.at(name), stranger, stranger))
 	return s.at(name)
 }
 
-// whatIs is all that there is in the precious directory, with owners, modes and contents.
+// whatIs returns everything in the precious directory, with owners, modes and contents.
 func (s *shared) whatIs() map[string]string {
 	s.t.Helper()
 	found := map[string]string{}
@@ -111,12 +111,12 @@ func (s *shared) whatIs() map[string]string {
 	return found
 }
 
-// command is a start of tare in the stranger's directory.
+// command returns a command that starts tare in the stranger's directory.
 func (s *shared) command(args ...string) command {
 	return command{args: args, dir: s.dir, env: []string{"TMPDIR=" + s.temporary}, timeout: 2 * time.Minute}
 }
 
-// tare runs tare there to its end.
+// tare runs tare in the stranger's directory to its end.
 func (s *shared) tare(args ...string) output {
 	s.t.Helper()
 	return s.command(args...).start(s.t).wait(s.t)
@@ -468,8 +468,8 @@ var directoryAttacks = []struct {
 	}},
 }
 
-// TestHostileDirectories: root works where a stranger has a say. Nothing outside is touched, whatever is in the
-// directory is refused with an error or left alone, and nothing that a stranger made is trusted.
+// TestHostileDirectories: root works in a directory that a stranger controls. Nothing outside is touched, whatever is
+// in the directory is refused with an error or left alone, and nothing that a stranger made is trusted.
 func TestHostileDirectories(t *testing.T) {
 	long.Test(t, "30 s: a campaign of attacks by what lies in a directory")
 	needsRoot(t)

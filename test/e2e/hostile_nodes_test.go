@@ -48,8 +48,8 @@ type attacked struct {
 	*process
 	t                  *testing.T
 	keys, dir, address string
-	version            string // what coordinator and nodes must have in common
-	work               string // its working directory, and that of its temporary files
+	version            string // of tare, which coordinator and nodes must have in common
+	work               string // working directory of the coordinator, which also has its temporary files
 	start              taken
 	hold               sync.WaitGroup
 	holding            context.Context
@@ -92,12 +92,12 @@ func (a *attacked) node(name string) *process {
 		timeout: 3 * time.Minute}.start(a.t)
 }
 
-// hello is what node b says first.
+// hello returns the first message of node b.
 func (a *attacked) hello() string {
 	return fmt.Sprintf(`{"hello":{"name":"b","version":%q}}`, a.version)
 }
 
-// dial connects, without TLS; nil where that is refused.
+// dial connects without TLS. It returns nil if the connection is refused.
 func (a *attacked) dial() net.Conn {
 	c, err := net.DialTimeout("tcp", a.address, 10*time.Second)
 	if err != nil {
@@ -107,7 +107,7 @@ func (a *attacked) dial() net.Conn {
 	return c
 }
 
-// tls connects by the keys of node b.
+// tls connects with the keys of node b.
 func (a *attacked) tls() wire {
 	a.t.Helper()
 	c := a.dial()
@@ -399,7 +399,7 @@ func (a *attacked) shut(t *testing.T, config *tls.Config) {
 	c := tls.Client(a.dial(), config)
 	defer c.Close()
 	err := c.Handshake()
-	if err == nil { // with TLS 1.3 the other side says it afterwards
+	if err == nil { // with TLS 1.3 the server refuses only after the client's handshake
 		_, err = io.Copy(io.Discard, c)
 	}
 	if err != nil && !hungUp(err) {
@@ -412,8 +412,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// trialOf is one trial at node b, which sends what a test likes from the moment at which the coordinator asks it to
-// prepare.
+// trialOf is one trial at node b, which sends whatever a test wants once the coordinator has asked it to prepare.
 type trialOf struct {
 	*testing.T
 	grpc.ClientStream
@@ -426,7 +425,7 @@ type trialOf struct {
 
 func (x *trialOf) say(format string, args ...any) { _ = x.SendMsg(fmt.Sprintf(format, args...)) }
 
-// until answers pings until a message comes for which what(message) is true. It returns false if the stream ends.
+// until answers pings until the given function returns true for a message. It returns false if the stream ends.
 func (x *trialOf) until(what func(said) bool) (said, bool) {
 	for {
 		m, err := hear(x)
@@ -467,7 +466,7 @@ const over = 500 * time.Millisecond
 // goodRecord holds the fields that a record needs.
 const goodRecord = `,"ledger":{},"metrics":{},"validity":{"valid":true}`
 
-// inTrials are what node b does in a trial, and what the record is to say of it; empty: anything.
+// inTrials are the attacks of node b in a trial, each with what the trial's record must say about it ("" for anything).
 var inTrials = []struct {
 	name string
 	do   func(x *trialOf)
@@ -665,7 +664,7 @@ func everyText(v any, look func(string)) {
 	}
 }
 
-// untouched fails the test if the run wrote anything but its directory.
+// untouched fails the test if the run wrote anything except its run directory.
 func (a *attacked) untouched() {
 	a.t.Helper()
 	entries, err := os.ReadDir(a.work)

@@ -109,7 +109,7 @@ type siege struct {
 	changed int
 }
 
-// run has a control plane attacked while it serves one good proxy. Then another comes.
+// run attacks a control plane that serves one good proxy, and then connects another.
 func (a proxyAttack) run(t *testing.T, delta bool) {
 	s := &siege{T: t, proxyAttack: a, work: t.TempDir()}
 	s.start()
@@ -208,7 +208,7 @@ func (s *siege) start() {
 	})
 }
 
-// config is the mesh as it is now.
+// config returns the mesh as it is now.
 func (s *siege) config() *proxyconfig.Config {
 	m := ring.Mesh{Services: besiegers, Calls: 3}
 	if s.mtls {
@@ -233,7 +233,8 @@ func (s *siege) write() {
 	}
 }
 
-// serves waits until a good proxy has all that the mesh has for it, and fails the test after a minute.
+// serves connects a good proxy, and waits until it has everything that the mesh has for it. It fails the test after a
+// minute.
 func (s *siege) serves(proxy int) {
 	s.Helper()
 	if err := s.good.Connect(s.Context(), proxy, proxy+1); err != nil {
@@ -296,7 +297,7 @@ func (s *siege) finish() {
 	}
 }
 
-// clusterKey is the key by which the API server of a cluster signs the tokens of its pods.
+// clusterKey is the key with which the API server of a cluster signs the tokens of its pods.
 var clusterKey = sync.OnceValue(func() jose.JSONWebKey {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -308,7 +309,7 @@ var clusterKey = sync.OnceValue(func() jose.JSONWebKey {
 // lasts reports whether the attack is still to go on.
 func (s *siege) lasts() bool { return s.over.Err() == nil }
 
-// credentials reads those of a proxy from its files.
+// credentials reads the credentials of a proxy from its files.
 func (s *siege) credentials(proxy string) (authority.Credentials, error) {
 	return secret.Credentials(filepath.Join(s.work, "credentials", proxy))
 }
@@ -364,14 +365,14 @@ func (s *siege) grpc(by *tls.Config) *grpc.ClientConn {
 	return cc
 }
 
-// The methods of the discovery service, and that by which certificates are asked for.
+// The methods of the discovery service, and the method that requests a certificate.
 const (
 	worldMethod   = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
 	deltaMethod   = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
 	certifyMethod = "/istio.v1.auth.IstioCertificateService/CreateCertificate"
 )
 
-// speech is a stream of the discovery service, of a proxy that says what it likes.
+// speech is a stream of the discovery service on which a proxy can send anything.
 type speech struct {
 	grpc.ClientStream
 	s *siege
@@ -405,12 +406,12 @@ func (s *siege) stream(method string) *speech {
 	return s.speak(s.grpc(by), method)
 }
 
-// say sends a message, and says whether that could be done.
+// say sends a message, and reports whether that succeeded.
 func (x *speech) say(m proto.Message) bool { return x.text(encodedText(m)) }
 
 func (x *speech) text(b string) bool { return x.SendMsg(b) == nil }
 
-// encodedText is a message as it is on the wire.
+// encodedText returns a message as it is encoded on the wire.
 func encodedText(m proto.Message) string {
 	b, err := proto.Marshal(m)
 	if err != nil {
@@ -475,7 +476,7 @@ func manyNames(n, length, round int) []string {
 	return names
 }
 
-// wantsAll are requests for whatever there is.
+// wantsAll returns requests for all resources.
 func wantsAll() []*discoveryv3.DeltaDiscoveryRequest {
 	return []*discoveryv3.DeltaDiscoveryRequest{wants(resource.ClusterType), wants(resource.EndpointType, "*"),
 		wants(resource.ListenerType), wants(resource.RouteType, "*")}

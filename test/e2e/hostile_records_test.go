@@ -31,7 +31,7 @@ import (
 // mostRecordCPU is the most CPU time that one command may take for a record, whatever the record holds.
 const mostRecordCPU = 30 * time.Second
 
-// forged is a run directory that somebody else made.
+// forged is a run directory that an attacker made.
 type forged struct {
 	t      *testing.T
 	dir    string
@@ -47,7 +47,7 @@ func (f *forged) put(name string, text []byte) {
 	}
 }
 
-// encode is a value as JSON.
+// encode returns a value as JSON.
 func (f *forged) encode(v any) []byte {
 	f.t.Helper()
 	text, err := json.Marshal(v)
@@ -57,7 +57,7 @@ func (f *forged) encode(v any) []byte {
 	return text
 }
 
-// write writes the run and its trials as they are by now.
+// write writes the run and its trials as they are now.
 func (f *forged) write() {
 	f.t.Helper()
 	f.put(record.RunFile, f.encode(f.run))
@@ -479,7 +479,7 @@ func TestHostileRecords(t *testing.T) {
 	}
 }
 
-// namesIn are the names of a directory's files.
+// namesIn returns the names of a directory's files.
 func namesIn(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -516,7 +516,7 @@ func bearsRecord(t *testing.T, args []string) {
 		what += " " + args[3]
 	}
 	code, stderr := p.cmd.ProcessState.ExitCode(), p.stderr.String()
-	// 1 is an internal error, and 3 and what is beyond 5 say nothing of a record.
+	// 1 is an internal error. 3 and the codes above 5 say nothing about a record.
 	if !slices.Contains([]int{0, 2, 4, 5}, code) || strings.Contains(stderr, "goroutine ") {
 		t.Errorf("%s: exit code %d: %.2000s", what, code, stderr)
 	}

@@ -40,7 +40,7 @@ const (
 	mostCPUPart = 0.9       // of one CPU on average, under floods without end
 )
 
-// attackedKeys makes keys of nodes with tare, and gives their directory.
+// attackedKeys makes keys of nodes with tare, and returns their directory.
 func attackedKeys(t *testing.T, nodes ...string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "keys")
@@ -117,7 +117,7 @@ func (raw) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// said is a message of the other side, as far as a test looks into it.
+// said is a message from the other side, with the fields that tests look at.
 type said struct {
 	Ping *struct {
 		Number uint64 `json:"number"`
@@ -181,7 +181,7 @@ func joinAs(t *testing.T, address string, config *tls.Config) (grpc.ClientStream
 	return s, func() { cancel(); cc.Close() }
 }
 
-// wire is one connection on which any bytes of HTTP/2 can be said.
+// wire is one connection on which any bytes of HTTP/2 can be sent.
 type wire struct {
 	net.Conn
 	*http2.Framer
@@ -230,7 +230,7 @@ func (w wire) call(stream uint32, method string, more ...hpack.HeaderField) erro
 	return err
 }
 
-// ended reads what the other side says until it ends the stream, and says whether it does.
+// ended reads what the other side sends, and reports whether it ends the stream.
 func (w wire) ended() bool {
 	for {
 		f, err := w.ReadFrame()
@@ -245,13 +245,13 @@ func (w wire) ended() bool {
 	}
 }
 
-// hungUp says whether the other side has ended a connection, by the error of reading from it.
+// hungUp reports, from the error of reading from a connection, whether the other side has ended it.
 func hungUp(err error) bool {
 	var timeout net.Error
 	return !errors.As(err, &timeout) || !timeout.Timeout()
 }
 
-// drain reads what the other side says until it hangs up or the deadline.
+// drain reads what the other side sends until it hangs up or the deadline passes.
 func (w wire) drain() {
 	buf := make([]byte, 32<<10)
 	for {
@@ -261,7 +261,7 @@ func (w wire) drain() {
 	}
 }
 
-// flood says something again and again for a while, or until the other side hangs up; what comes back is read.
+// flood calls the given function repeatedly for a while, or until the other side hangs up. It reads what comes back.
 func (w wire) flood(length time.Duration, say func() error) {
 	go w.drain()
 	for end := time.Now().Add(length); time.Now().Before(end); {
@@ -273,7 +273,7 @@ func (w wire) flood(length time.Duration, say func() error) {
 	}
 }
 
-// taken is what a process has used so far.
+// taken holds what a process has used so far.
 type taken struct {
 	memory int64 // peak, in bytes
 	cpu    time.Duration

@@ -215,7 +215,7 @@ func podOf(account string) *corev1.Pod {
 			Containers: []corev1.Container{{Name: "app", Image: "example.invalid/app:1"}}}}
 }
 
-// injected is a pod as it is after a webhook's review.
+// injected returns a pod as it is after a webhook's review.
 func injected(t *testing.T, c *http.Client, url string, p *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	object, err := json.Marshal(p)

@@ -89,7 +89,7 @@ func TestInterrupted(t *testing.T) {
 			}
 			ended := make(chan error, 1)
 			go func() { ended <- cmd.Wait() }()
-			hangs := func() bool { // a thread of it is in write(1, ...)
+			hangs := func() bool { // a thread of the process is in write(1, ...)
 				threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", cmd.Process.Pid))
 				for _, thread := range threads {
 					if text, _ := os.ReadFile(thread); bytes.HasPrefix(text, fmt.Appendf(nil, "%d 0x1 ", unix.SYS_WRITE)) {

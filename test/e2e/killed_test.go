@@ -193,7 +193,7 @@ type ofRun struct {
 	holders  map[int]uint64  // start times of processes seen in networks, by PID: names of namespaces are reused
 }
 
-// look returns the IDs of the run's processes, by what they are (see what). Until the run has ended, it also adds to
+// look returns the IDs of the run's processes by kind (see the method what). Until the run has ended, it also adds to
 // networks and holders.
 func (r *ofRun) look() map[string][]int {
 	found, networks := map[string][]int{}, map[string]bool{}
@@ -226,7 +226,7 @@ func (r *ofRun) look() map[string][]int {
 
 func (r *ofRun) is(what string, pid int) bool { return r.what(pid) == what }
 
-// what says what a process of the run is; empty for any other.
+// what returns the kind of a process of the run, or "" for any other process.
 func (r *ofRun) what(pid int) string {
 	dir := fmt.Sprintf("/proc/%d/", pid)
 	line, _ := os.ReadFile(dir + "cmdline")
@@ -272,8 +272,9 @@ func (r *ofRun) what(pid int) string {
 	return "other"
 }
 
-// remains is everything of the run that is on this machine: processes, mounts, control groups of any hierarchy, network
-// namespaces and interfaces, loop devices and files. Directories for temporary files are there for the run alone.
+// remains returns everything of the run that is on this machine: processes, mounts, control groups of any hierarchy,
+// network namespaces and interfaces, loop devices and files. Directories for temporary files are there for the run
+// alone.
 func (r *ofRun) remains(temporary string) (all []string) {
 	for what, pids := range r.look() {
 		all = append(all, fmt.Sprintf("processes: %s %v", what, pids))

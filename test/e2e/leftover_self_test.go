@@ -116,7 +116,7 @@ func TestLeftoversAreFound(t *testing.T) {
 	}
 }
 
-// news counts what is in now and not in before, of a kind and with a name.
+// news counts the things of a kind and with a name that are in the footprint now but not in the one before.
 func news(before, now footprint.Footprint, kind, name string) (n int) {
 	for what := range now {
 		if !before[what] && strings.HasPrefix(what, kind) && strings.Contains(what, name) {

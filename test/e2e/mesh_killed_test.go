@@ -131,7 +131,7 @@ func (k *meshKiller) total() (n int) {
 	return n
 }
 
-// choose is one of the components that are still to be killed.
+// choose returns one of the components that are still to be killed.
 func (k *meshKiller) choose() string {
 	var all []string
 	for c, n := range k.left {
@@ -247,7 +247,7 @@ func (k *meshKiller) judge(out string, blocks int, killed map[string]int, o outp
 	}
 }
 
-// componentsOf are the processes of a run that belong to components of its subject.
+// componentsOf returns the processes of a run that belong to components of its subject.
 func componentsOf(r ofRun) map[string][]int {
 	found := map[string][]int{}
 	pids, _ := proc.FS{}.PIDs()

@@ -53,7 +53,7 @@ func microvm(t *testing.T) ociRuntime {
 		[]string{"TARE_MICROVM_KERNEL=" + slices.Max(kernels), "TARE_MICROVM_ACCEL=tcg"}}
 }
 
-// peers are microvm and runc, which are to do the same.
+// peers returns microvm and runc, which must behave alike.
 func peers(t *testing.T) []ociRuntime {
 	t.Helper()
 	runc, err := exec.LookPath("runc")
@@ -63,7 +63,7 @@ func peers(t *testing.T) []ociRuntime {
 	return []ociRuntime{{"runc", []string{runc}, nil}, microvm(t)}
 }
 
-// command is one command of the runtime. It is killed when it takes minutes.
+// command returns one command of the runtime. It is killed if it takes 4 minutes.
 func (r ociRuntime) command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), r.argv[0], append(r.argv[1:], args...)...)
@@ -73,7 +73,7 @@ func (r ociRuntime) command(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a command of the runtime, and gives what it printed and its exit code.
+// run runs a command of the runtime, and returns what it printed and its exit code.
 func (r ociRuntime) run(t *testing.T, args ...string) output {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -106,8 +106,8 @@ func (r ociRuntime) mustNot(t *testing.T, args ...string) output {
 	return o
 }
 
-// create creates a container whose output goes to a file, and gives the file's path. The file is what the runtime
-// itself has for its output, as containerd does it: a pipe would stay open for as long as the container lives.
+// create creates a container whose output goes to a file, and returns the file's path. The runtime itself has that file
+// as its output, as with containerd: a pipe would stay open for as long as the container lives.
 func (r ociRuntime) create(t *testing.T, id, bundle string, more ...string) string {
 	t.Helper()
 	name := filepath.Join(bundle, "output-"+r.name)
@@ -193,7 +193,7 @@ func (r ociRuntime) await(t *testing.T, id string, status specs.ContainerState) 
 }
 
 // ociBundle makes a bundle with busybox, as 'runc spec' would, with a script for its shell. Its control groups are
-// below one of the container's.
+// below the group of groupsOf.
 func ociBundle(t *testing.T, id, script string, change func(*specs.Spec)) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
@@ -276,7 +276,7 @@ func ociBundle(t *testing.T, id, script string, change func(*specs.Spec)) string
 	return dir
 }
 
-// groupsOf is the path of the control group that those of a container are below.
+// groupsOf returns the path of the control group that holds the groups of a container.
 func groupsOf(id string) string { return "/" + id + "-groups" }
 
 // removeGroups removes empty control groups of a test in every hierarchy.
@@ -296,10 +296,10 @@ func removeGroups(group string) {
 	}
 }
 
-// idOf gives an id that no other test has.
+// idOf returns an ID that no other test has.
 func idOf(what string) string { return fmt.Sprintf("tare-test-%s-%d", what, os.Getpid()) }
 
-// sandboxProcesses are the processes of a sandbox by their names, the shim as "shim".
+// sandboxProcesses returns the processes of a sandbox by their names, the shim as "shim".
 func sandboxProcesses(id string) map[string][]int {
 	found := map[string][]int{}
 	environs, _ := filepath.Glob("/proc/[0-9]*/environ")
@@ -323,7 +323,7 @@ func sandboxProcesses(id string) map[string][]int {
 	return found
 }
 
-// sandboxRemains is everything of a sandbox that is on this machine.
+// sandboxRemains returns everything of a sandbox that is on this machine.
 func sandboxRemains(id string) (remains []string) {
 	for what, pids := range sandboxProcesses(id) {
 		remains = append(remains, fmt.Sprintf("processes %s %v", what, pids))
@@ -336,7 +336,7 @@ func sandboxRemains(id string) (remains []string) {
 	}
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, id) && !strings.Contains(line, " /run/netns/") { // that is the test's
+		if strings.Contains(line, id) && !strings.Contains(line, " /run/netns/") { // those belong to the test
 			remains = append(remains, "mount "+line)
 		}
 	}
@@ -667,7 +667,7 @@ func TestMicrovmRefuses(t *testing.T) {
 	}
 }
 
-// groupOf is the control group of a task in the hierarchy of a controller of v1, else that of v2.
+// groupOf returns the control group of a task: with v1 in the hierarchy of the controller, otherwise in v2.
 func groupOf(t *testing.T, task, controller string) string {
 	t.Helper()
 	b, err := os.ReadFile(task + "/cgroup")
@@ -687,7 +687,8 @@ func groupOf(t *testing.T, task, controller string) string {
 	return group
 }
 
-// network makes a network namespace with an interface that is joined to one of this machine's, and gives its path.
+// network makes a network namespace with an interface that is joined to one of this machine's, and returns the
+// namespace's path.
 func network(t *testing.T, name, here, there string) string {
 	t.Helper()
 	link := "tt" + strconv.Itoa(os.Getpid())
@@ -708,7 +709,7 @@ func network(t *testing.T, name, here, there string) string {
 	return "/run/netns/" + name
 }
 
-// inNetwork is what there is in a network namespace that a sandbox could have left.
+// inNetwork returns what a sandbox could have left in a network namespace.
 func inNetwork(t *testing.T, name string) string {
 	t.Helper()
 	links, err := exec.Command("ip", "-n", name, "-o", "link").Output()
@@ -726,8 +727,8 @@ func inNetwork(t *testing.T, name string) string {
 	return strings.Join(names, " ") + "\n" + string(queues)
 }
 
-// TestMicrovmPlaces: with sandbox_cgroup_only=false the virtual CPUs alone are in the sandbox's group (cgroup v1), and
-// the memory of all is charged to the overhead group; the guest has the network of the namespace.
+// TestMicrovmPlaces: with sandbox_cgroup_only=false only the virtual CPUs are in the sandbox's group (cgroup v1), and
+// all of the memory is charged to the overhead group; the guest has the network of the namespace.
 func TestMicrovmPlaces(t *testing.T) {
 	long.Test(t, "a virtual machine with a network: 15 s")
 	t.Parallel()
@@ -809,8 +810,8 @@ func TestMicrovmPlaces(t *testing.T) {
 	}
 }
 
-// TestMicrovmLeavesFilters: where another program filters the packets of the pod's interface there is no sandbox, and
-// its qdisc stays.
+// TestMicrovmLeavesFilters: if another program filters the packets of the pod's interface, no sandbox is made, and that
+// program's qdisc stays.
 func TestMicrovmLeavesFilters(t *testing.T) {
 	r := microvm(t)
 	id := idOf("filters")
@@ -860,7 +861,7 @@ func TestMicrovmKilled(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
-	whole := time.Second // from the beginning until it runs, as the last one took
+	whole := time.Second // time until the container runs, as the last one took
 	for i := range len(victims) * times {
 		victim := victims[i%len(victims)]
 		out, err := os.Create(filepath.Join(bundle, "output"))
@@ -870,7 +871,7 @@ func TestMicrovmKilled(t *testing.T) {
 		cmd := r.command(t, "run", "--bundle", bundle, id)
 		cmd.Stdout, cmd.Stderr = out, out
 		if victim == "runtime" {
-			// A sandbox whose shim goes on is left over only if its run has ended.
+			// A sandbox whose shim still runs counts as left over only if its run has ended.
 			cmd.Env = append(cmd.Env, "TARE_RUN=tare-test-p2147483646-t1")
 		}
 		began := time.Now()
@@ -907,7 +908,7 @@ func TestMicrovmKilled(t *testing.T) {
 			}
 		}
 		at := time.Since(began)
-		<-ended // it says what happened, and takes away what it can
+		<-ended // the runtime says what happened, and removes what it can
 		_ = out.Close()
 		if o := tare(t, "clean"); o.code != 0 {
 			t.Errorf("tare clean: %s", o)

@@ -29,8 +29,8 @@ arms:
   process: {subject: command, observe: "pid:%d"}
 `
 
-// TestObserved: what runs already is found, by its group and by its process, charged to the subject, and left as it
-// was.
+// TestObserved: a command that runs already is found, by its control group and by its process, charged to the subject,
+// and left as it was.
 func TestObserved(t *testing.T) {
 	leavesNothing(t)
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -72,7 +72,7 @@ func TestObserved(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := filepath.Join(t.TempDir(), "run")
-	if o := tare(t, "run", spec, "--out", out); o.code != 0 && o.code != 4 { // a window so short may be spoiled
+	if o := tare(t, "run", spec, "--out", out); o.code != 0 && o.code != 4 { // noise may spoil so short a window
 		t.Fatal(o)
 	}
 	c, err := record.Read(out)

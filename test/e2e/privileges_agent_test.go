@@ -80,7 +80,7 @@ func agentProgram(t *testing.T) string {
 	return path
 }
 
-// get is the body of a page.
+// get returns the body of a page.
 func get(t *testing.T, url string) string {
 	t.Helper()
 	r, err := http.Get(url)

@@ -66,10 +66,10 @@ func appsWork(t *testing.T, a actor) []string {
 	return nil
 }
 
-// loaded holds the field that tests look at of what a load prints with --json.
+// loaded holds the field of a load's --json output that tests look at.
 type loaded struct{ Done int64 }
 
-// loads runs a load, in a control group where one is given, and checks that it did something.
+// loads runs a load, in a control group if one is given, and checks that it did something.
 func (a actor) loads(t *testing.T, group string, args ...string) {
 	t.Helper()
 	c := command{args: append(append([]string{"load"}, args...), "--duration", "300ms", "--json"), dir: a.dir,
@@ -92,7 +92,7 @@ func loadsWork(t *testing.T, a actor) []string {
 	return nil
 }
 
-// meshed starts a data plane in a control group that it makes, and gives the group.
+// meshed starts a data plane in a control group that it makes, and returns the group.
 func meshed(t *testing.T, name string, args ...string) (group string) {
 	t.Helper()
 	group = filepath.Join(v2(t).Mount, fmt.Sprintf("tare-test-rights-%s-%d", name, os.Getpid()))

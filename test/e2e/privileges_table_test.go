@@ -84,7 +84,7 @@ func readRightsTable(t *testing.T) (rows []rightsRow) {
 	return rows
 }
 
-// named are the capabilities that a text names, each once.
+// named returns the capabilities that a text names, each once.
 func named(t *testing.T, text string) (all []cap.Value) {
 	t.Helper()
 	for _, name := range capabilityName.FindAllString(text, -1) {
@@ -102,12 +102,12 @@ func named(t *testing.T, text string) (all []cap.Value) {
 // nameOf returns the name of a capability as messages and pages write it, such as CAP_BPF.
 func nameOf(c cap.Value) string { return strings.ToUpper(c.String()) }
 
-// without are all capabilities but one.
+// without returns all capabilities except one.
 func without(all []cap.Value, one cap.Value) []cap.Value {
 	return slices.DeleteFunc(slices.Clone(all), func(c cap.Value) bool { return c == one })
 }
 
-// actor is a user, 65534 if not root, with some capabilities. It works in a directory of its own, and has one for
+// actor is a user, 65534 if not root, with some capabilities. It works in a separate directory, and has another for
 // temporary files.
 type actor struct {
 	user           uint32
@@ -120,10 +120,10 @@ func newActor(t *testing.T, has ...cap.Value) actor {
 	return actor{nobody, ownDir(t), ownDir(t), has}
 }
 
-// newRoot is an actor with user ID 0.
+// newRoot returns an actor with user ID 0.
 func newRoot(t *testing.T, has ...cap.Value) actor {
 	t.Helper()
-	return actor{0, dirOf(t, 0), dirOf(t, 0), slices.Concat([]cap.Value{}, has)} // not nil: that would be all
+	return actor{0, dirOf(t, 0), dirOf(t, 0), slices.Concat([]cap.Value{}, has)} // nil would mean all of them
 }
 
 // nobody is the user ID of actors.
@@ -391,7 +391,7 @@ func TestActor(t *testing.T) {
 	p.wait(t)
 }
 
-// readableRecord is smallRecord where an actor can read it.
+// readableRecord returns a smallRecord that an actor can read.
 func readableRecord(t *testing.T, id string) string { return ownedRecord(t, id, smallRecord(t, id)) }
 
 // ownedRecord copies a run for the user that commands run as.
@@ -484,7 +484,7 @@ var lowPorts = map[cap.Value]func(t *testing.T, with, lacks actor){
 // privilegedAddress returns a free loopback address at which unprivileged users may not listen.
 func privilegedAddress(t *testing.T) string {
 	t.Helper()
-	first := 1024 // port that everybody may listen at
+	first := 1024 // lowest port that every user may listen at
 	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start"); err == nil {
 		if first, err = strconv.Atoi(strings.TrimSpace(string(text))); err != nil {
 			t.Fatal(err)
@@ -708,7 +708,7 @@ func kernelSetting(t *testing.T, name string) int {
 
 const addressesHidden = "bpf-addresses-hidden" // code of the warning
 
-// warning is the text of a warning of a ledger, empty where there is none.
+// warning returns the text of a ledger's warning, or "" if the ledger lacks the warning.
 func warning(l *ledger.Ledger, code string) string {
 	for _, w := range l.Warnings {
 		if w.Code == code {
@@ -900,7 +900,7 @@ func ledgerRights(
 	}}
 }
 
-// busyProgram runs an eBPF program over and over until the test ends, and gives its id.
+// busyProgram runs an eBPF program over and over until the test ends, and returns its ID.
 func busyProgram(t *testing.T) uint32 {
 	t.Helper()
 	p, err := busy.Load("tare_test_busy")
@@ -944,7 +944,7 @@ func needsFullRings(t *testing.T) {
 	}
 }
 
-// ringsOf is how many rings of samples a process has mapped.
+// ringsOf returns how many rings of samples a process has mapped.
 func ringsOf(t *testing.T, pid int) int {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
@@ -954,8 +954,8 @@ func ringsOf(t *testing.T, pid int) int {
 	return strings.Count(string(text), "anon_inode:[perf_event]")
 }
 
-// disguisedShim starts a process of root's that only the name of its program file shows to be the shim of a sandbox,
-// and returns the ID of the sandbox.
+// disguisedShim starts a process, owned by root, that only the name of its program file shows to be the shim of a
+// sandbox. It returns the ID of the sandbox.
 func disguisedShim(t *testing.T) string {
 	t.Helper()
 	shell, err := exec.LookPath("sh")

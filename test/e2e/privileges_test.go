@@ -45,8 +45,8 @@ gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1}
 	}
 }
 
-// roles are the processes of applications and loads below a run, by their arguments, with /proc/PID/status of each of
-// their threads.
+// roles returns the processes of applications and loads below a run, by their arguments, with /proc/PID/status of each
+// of their threads.
 func roles(t *testing.T, parent int) map[string]string {
 	t.Helper()
 	found := map[string]string{}

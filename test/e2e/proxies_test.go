@@ -68,7 +68,7 @@ func proxiesRun(t *testing.T, subject, temporary, out string) (*process, proc.Pr
 	}
 }
 
-// needsProxy skips a test where a proxy is not installed.
+// needsProxy skips a test if a proxy is not installed.
 func needsProxy(t *testing.T, name string) {
 	t.Helper()
 	if _, err := os.Stat("/usr/sbin/" + name); err != nil {
@@ -179,7 +179,7 @@ func TestProxiesOrphaned(t *testing.T) {
 	}
 }
 
-// processesIn are the processes in a network namespace, or with one open.
+// processesIn returns the processes that are in a network namespace, or have it open.
 func processesIn(t *testing.T, network string) (who []string) {
 	t.Helper()
 	pids, err := (proc.FS{}).PIDs()

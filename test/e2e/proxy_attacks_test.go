@@ -39,10 +39,10 @@ import (
 	"tare/test/ring"
 )
 
-// steering is text that steers a terminal, and is more than a line.
+// steering is text of several lines that controls a terminal.
 const steering = "\x1b[2J\x1b]0;owned\x07\r\n\u009b31m\u202e\x00"
 
-// proxyAttacks are what TestHostileProxies does, each to a control plane of its own.
+// proxyAttacks are the attacks of TestHostileProxies, each on a separate control plane.
 var proxyAttacks = []proxyAttack{
 	{name: "names by the million", ends: true, do: func(s *siege) {
 		x := s.stream(deltaMethod)
@@ -277,7 +277,7 @@ var proxyAttacks = []proxyAttack{
 			for x.text(says) {
 			}
 		}}, 16)
-		all = append(all, slices.Repeat([]func(){func() { // and ten streams, each on a connection of its own
+		all = append(all, slices.Repeat([]func(){func() { // and ten streams, each on a new connection
 			x := s.stream(worldMethod)
 			go x.drain()
 			for x.text(world) {
@@ -940,12 +940,12 @@ func (s *siege) certificate(by *tls.Config, text, token string) (chain string, e
 	return chain, err
 }
 
-// spiffe is the identity of an account of the namespace default.
+// spiffe returns the identity of an account of the namespace default.
 func spiffe(account string) string {
 	return "spiffe://" + authority.DefaultTrustDomain + "/ns/default/sa/" + account
 }
 
-// signingRequest is a message that asks for a certificate of some identities.
+// signingRequest returns a message that asks for a certificate of some identities.
 func signingRequest(ids ...string) string {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -36,7 +36,7 @@ arms: {kernelmesh: {subject: kernelmesh}}
 gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1}
 `
 
-// specFile writes a spec and gives its path.
+// specFile writes a spec, and returns its path.
 func specFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "spec.yaml")
@@ -245,7 +245,7 @@ func TestRunKilled(t *testing.T) {
 	}
 }
 
-// bystander is what somebody else has on the machine.
+// bystander is what another user has on the machine: control groups, and a process in them.
 type bystander struct {
 	groups  []string
 	process *exec.Cmd

@@ -161,7 +161,7 @@ func TestFullDiskUnderFio(t *testing.T) {
 }
 
 // runOnFullDisk runs a spec with its output and files on a disk, which it fills as soon as a sandbox has its root file
-// system, and for as long as the sandbox has files there. It says whether it did so before fio made its file.
+// system, and for as long as the sandbox has files there. It reports whether it did so before fio made its file.
 func runOnFullDisk(t *testing.T, disk, spec, dir string) (o output, inTime bool) {
 	t.Helper()
 	p := command{args: []string{"run", specFile(t, spec), "--out", dir}, env: []string{"TMPDIR=" + disk},

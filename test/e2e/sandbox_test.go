@@ -21,7 +21,7 @@ import (
 	"tare/test/long"
 )
 
-// runtimeFor is the path of a runtime, built by make or installed; without it the test is skipped.
+// runtimeFor returns the path of a runtime, built by make or installed. Without it the test is skipped.
 func runtimeFor(t *testing.T, name string) string {
 	t.Helper()
 	built, err := filepath.Abs("../../bin/" + name)

@@ -19,7 +19,7 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// needs is the list of features in a spec.
+// needs matches the list of features in a spec.
 var needs = regexp.MustCompile(`(?m)^needs:\n(- .*\n)+`)
 
 // sideBlocks is the smallest number of blocks that gives 95 % intervals.
@@ -70,7 +70,7 @@ func TestSides(t *testing.T) {
 	}
 }
 
-// sameOf is the estimate of the other run for the same metric, arm, component and level; nil where it has none.
+// sameOf returns the estimate of the other run for the same metric, arm, component and level, or nil if it has none.
 func sameOf(s *analysis.Summary, e *analysis.Estimate) *analysis.Estimate {
 	i := slices.IndexFunc(s.Estimates, func(o analysis.Estimate) bool {
 		return o.Metric == e.Metric && o.Arm == e.Arm && o.Component == e.Component && maps.Equal(o.Factors, e.Factors)
@@ -81,7 +81,7 @@ func sameOf(s *analysis.Summary, e *analysis.Estimate) *analysis.Estimate {
 	return &s.Estimates[i]
 }
 
-// side runs a spec by a binary, this tree's where it is empty, and reads the summary.
+// side runs a spec with a binary, or with this tree's if binary is empty, and reads the summary.
 func (s smallest) side(t *testing.T, spec, binary string) *analysis.Summary {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "out")

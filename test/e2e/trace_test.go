@@ -17,8 +17,8 @@ import (
 	"tare/test/long"
 )
 
-// traced is what a spec of tracers begins with. The gates about time are off: what is counted does not depend on how
-// busy the machine is.
+// traced is the beginning of a spec of tracers. Its gates about time are off, because the counts of events do not
+// depend on how busy the machine is.
 const traced = `name: traced
 question: What becomes of events?
 blocks: 1
@@ -30,7 +30,7 @@ gates: {rate: 0, lag: 60s, drift: 1000, throttled: 1h}
 arms:
 `
 
-// faultyTracer builds the tracers that are not to be trusted.
+// faultyTracer builds the faulty tracers of test/tracers.
 func faultyTracer(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "tracers")
@@ -220,7 +220,7 @@ func TestAbsentTracers(t *testing.T) {
 	}
 }
 
-// TestBpftrace: the tracer that Debian has counts like any other, where it is installed.
+// TestBpftrace: bpftrace, if it is installed, is measured like any other tracer.
 func TestBpftrace(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

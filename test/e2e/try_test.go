@@ -201,7 +201,8 @@ func TestTryInterrupted(t *testing.T) {
 	}
 }
 
-// TestTryRecoversAPlantedAgent: 5 % of a CPU, 50 MB and 100 us of each connection, each within its interval.
+// TestTryRecoversAPlantedAgent: the planted costs, 5 % of a CPU, 50 MB and 100 us per connection, are each within their
+// interval.
 func TestTryRecoversAPlantedAgent(t *testing.T) {
 	long.Test(t, "30 s: a run of tare try beside a planted agent")
 	leavesNothing(t)

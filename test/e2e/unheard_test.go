@@ -116,7 +116,7 @@ func TestSignalledAtTheBeginning(t *testing.T) {
 	}
 }
 
-// cpuTimeOf is the CPU time that a process has used by its end.
+// cpuTimeOf waits for the end of a process, and returns the CPU time that it has used.
 func cpuTimeOf(t *testing.T, p *process) time.Duration {
 	t.Helper()
 	p.wait(t)

@@ -135,8 +135,8 @@ func TestWeighSaysItsOwnCost(t *testing.T) {
 	}
 }
 
-// BenchmarkWeigh measures what is promised: the CPU time of the whole process for a window of ten seconds on the
-// crowded machine.
+// BenchmarkWeigh measures what Tare promises to keep small: the CPU time of the whole process for a window of ten
+// seconds on the crowded machine.
 func BenchmarkWeigh(b *testing.B) {
 	crowd(b)
 	for range b.N {

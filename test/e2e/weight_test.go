@@ -113,7 +113,7 @@ type plantedWindow struct {
 	lo, hi  float64 // its interval, in seconds
 }
 
-// judge compares a ledger with the kernel's own counters, and with how many connections were made.
+// judge compares a ledger with the kernel's own counters, and with the number of connections that were made.
 func (w *weight) judge(t *testing.T, l *ledger.Ledger, made uint64, before,
 	after kernelCounters) (p plantedWindow, ok bool) {
 	t.Helper()
@@ -431,7 +431,7 @@ type kernelCounters struct {
 	RunCnt    uint64 `json:"run_cnt"`
 }
 
-// counters are what bpftool says of the planted program.
+// counters returns what bpftool says about the planted program.
 func (w *weight) counters(t *testing.T) (c kernelCounters) {
 	t.Helper()
 	if err := json.Unmarshal(bpftool(t, "-j", "prog", "show", "id", strconv.Itoa(int(w.id))), &c); err != nil {

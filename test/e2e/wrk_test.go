@@ -16,7 +16,7 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// rival is a load generator of somebody else's.
+// rival is another project's load generator, with what to compare.
 type rival struct {
 	name string
 	app  []string // what tare app http gets
@@ -27,8 +27,8 @@ type rival struct {
 }
 
 // TestThroughputAgreesWithWrk has Tare's load generator and wrk take turns on one server, which has one CPU and is the
-// bottleneck; they have another. What the server can do, both must find: the interval of their ratio over the rounds
-// must meet 0.9 to 1.1.
+// bottleneck; they have another. Both must find the same throughput of the server: the interval of their ratio over the
+// rounds must meet 0.9 to 1.1.
 func TestThroughputAgreesWithWrk(t *testing.T) {
 	agree(t, rival{
 		name: "wrk", tare: []string{"--connections", "64"}, tool: []string{"wrk", "-t", "1", "-c", "64", "-d", "1s"},

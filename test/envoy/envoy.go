@@ -11,8 +11,8 @@ import (
 	"tare/test/binary"
 )
 
-// Path is the path of an Envoy: that of TARE_ENVOY, the one on the PATH, or the one that test/setup fetches. Without
-// one the test fails; on machines for which there is none to fetch it is skipped.
+// Path returns the path of an Envoy: the one that TARE_ENVOY names, the one on the PATH, or the one that test/setup
+// fetches. If there is none, the test fails, or is skipped on machines for which test/setup has none.
 func Path(t testing.TB) string {
 	t.Helper()
 	if path := os.Getenv("TARE_ENVOY"); path != "" {

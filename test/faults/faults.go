@@ -1,7 +1,7 @@
-// Package faults runs tare and makes one of its system calls fail, or kills it there. The calls are real ones of real
-// runs: a seccomp filter hands those that touch files, control groups, mounts, namespaces and eBPF to this package (see
-// seccomp_unotify(2)), which counts those of tare's own processes by class and answers one of them with an error. All
-// others, and those of programs that tare starts, go on as if nothing had happened.
+// Package faults runs tare and makes one of its system calls fail, or kills tare at that call. The calls are real ones
+// of real runs: a seccomp filter hands those that touch files, control groups, mounts, namespaces and eBPF to this
+// package (see seccomp_unotify(2)). The package counts the calls of tare's own processes by class, and answers one of
+// them with an error. All others, and those of programs that tare starts, go on as if nothing had happened.
 package faults
 
 import (
@@ -23,7 +23,7 @@ import (
 	"tare/test/binary"
 )
 
-// Class is a kind of system call: its name, and the place of the file that it works on or, for bpf(), the command.
+// Class is a kind of system call: the call's name, and the kind of place of its file or, for bpf(), the command.
 type Class struct {
 	Call  string `json:"call"`
 	Place string `json:"place"`
@@ -31,7 +31,8 @@ type Class struct {
 
 func (c Class) String() string { return c.Call + "/" + c.Place }
 
-// Fault is what to do at the N-th call of a class, from 1: fail with Errno, or kill. The zero value does nothing.
+// Fault says what to do at the N-th call of a class, counted from 1: fail with Errno, or kill. The zero value does
+// nothing.
 type Fault struct {
 	Class Class         `json:"class"`
 	N     int           `json:"n"`
@@ -47,11 +48,11 @@ func (f Fault) String() string {
 	return fmt.Sprintf("%s #%d: %s", f.Class, f.N, what)
 }
 
-// Result is how a run ended.
+// Result describes how a run ended.
 type Result struct {
-	Counts         map[Class]int // calls of tare's own processes; with a fault, of its system call only, up to the fault
-	Hit            string        // the call that was made to fail; empty: it never came
-	Code           int           // exit code; -1: a signal ended it
+	Counts         map[Class]int // calls of tare's own processes; with a fault, only its system call, up to the fault
+	Hit            string        // the call at which the fault was made; empty if it was never reached
+	Code           int           // exit code; -1 if a signal ended tare
 	TimedOut       bool
 	Stdout, Stderr string
 }
@@ -62,14 +63,14 @@ type Runner struct {
 	under string // test/faults/under
 }
 
-// New returns a runner of the binary tare, and builds what it needs into dir.
+// New returns a runner of the binary tare. It builds the program that applies the filter into dir.
 func New(dir, tare string) (*Runner, error) {
 	r := &Runner{Tare: tare, under: filepath.Join(dir, "under")}
 	return r, binary.Program(r.under, "./test/faults/under")
 }
 
-// Run runs tare in dir, with the fault. A run that takes longer than the limit must print its goroutines (SIGQUIT), and
-// is killed.
+// Run runs tare with the arguments and the fault in dir. A run that takes longer than limit gets SIGQUIT, which makes
+// it print its goroutines, and is then killed.
 func (r *Runner) Run(ctx context.Context, dir string, f Fault, limit time.Duration, args ...string) (*Result, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -102,7 +103,7 @@ func (r *Runner) Run(ctx context.Context, dir string, f Fault, limit time.Durati
 	if err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil {
 		return nil, fmt.Errorf("waiting: %w\n%s", err, stderr.Bytes())
 	}
-	// Descendants that tare left behind still have the filter. The caller looks for them, so do not wait until they end.
+	// Descendants that tare left behind still have the filter. The caller looks for them, so do not wait for their end.
 	select {
 	case err = <-supervised:
 	case <-time.After(10 * time.Second):
@@ -113,8 +114,8 @@ func (r *Runner) Run(ctx context.Context, dir string, f Fault, limit time.Durati
 	return result, err
 }
 
-// Choose picks a fault by seed among the calls that a run without one was seen to make: first a class, so that rare
-// kinds of calls have the same chance as frequent ones, then one of its calls and an error that it can have.
+// Choose picks a fault by seed from the counts of a run without a fault: first a class, so that rare kinds of calls
+// have the same chance as frequent ones, then one of its calls and an error that this call can have.
 func Choose(seed uint64, counts map[Class]int) Fault {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	var classes []Class

@@ -49,7 +49,7 @@ type supervisor struct {
 	stopped bool
 }
 
-// stop has run() return. The kernel lets calls that are made afterwards fail with ENOSYS.
+// stop makes run return. Calls that are made afterwards fail with ENOSYS.
 func (s *supervisor) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +83,7 @@ func (s *supervisor) run(socket *os.File) error {
 		var c call
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV,
 			uintptr(unsafe.Pointer(&c))); errno != 0 {
-			if errno == unix.ENOENT || errno == unix.EINTR { // it was killed meanwhile
+			if errno == unix.ENOENT || errno == unix.EINTR { // the thread was killed meanwhile
 				continue
 			}
 			return fmt.Errorf("receiving a call: %w", errno)
@@ -127,11 +127,11 @@ func receive(socket *os.File) (int, error) {
 	return fds[0], nil
 }
 
-// decide counts a call of tare's and answers it: it goes on, or is the one that fails.
+// decide counts the call if tare made it, and returns its answer: to go on, or to fail if it is the fault's call.
 func (s *supervisor) decide(c *call) answer {
 	goOn := answer{flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
 	if s.hit != "" {
-		return goOn // what comes after it is not looked at
+		return goOn // the calls after the fault are not counted
 	}
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", c.thread))
 	if err != nil || exe != s.tare {
@@ -191,7 +191,7 @@ func (s *supervisor) classify(c *call) (class Class, path string, ok bool) {
 	return Class{name, "-"}, "", true
 }
 
-// place returns what kind of place a path leads to.
+// place returns the kind of place that a path leads to.
 func (s *supervisor) place(path string) string {
 	for _, p := range []struct{ prefix, place string }{
 		{s.dir, "run directory"}, {"/sys/fs/cgroup", "cgroup"}, {"/proc", "proc"}, {"/sys", "sys"}, {"/dev", "dev"},
@@ -204,7 +204,7 @@ func (s *supervisor) place(path string) string {
 	return "elsewhere"
 }
 
-// stringAt reads a path from the memory of a thread that waits.
+// stringAt reads a path from the memory of a thread that waits for the answer to its call.
 func stringAt(process string, at uint64) string {
 	memory, err := os.Open(filepath.Join(process, "mem"))
 	if err != nil {
@@ -212,7 +212,7 @@ func stringAt(process string, at uint64) string {
 	}
 	defer memory.Close()
 	buffer := make([]byte, 4096)
-	n, _ := memory.ReadAt(buffer, int64(at)) // it may end before that
+	n, _ := memory.ReadAt(buffer, int64(at)) // the mapping may end before the buffer is full
 	text, _, _ := bytes.Cut(buffer[:n], []byte{0})
 	return string(text)
 }

@@ -18,20 +18,21 @@ import (
 	"tare/test/footprint"
 )
 
-// Verdict is what one fault did to one run. Problems are what must not be, whatever fails: no end, an end without a
-// documented exit code or without an error, a finished trial that cannot be read, something left behind.
+// Verdict is the effect of one fault on one run. Problems lists what must not happen, whatever fails: the run does not
+// end, ends without a documented exit code or without an error, has a finished trial that cannot be read, or leaves
+// something behind.
 type Verdict struct {
 	Seed       uint64   `json:"seed"`
 	Experiment string   `json:"experiment"`
 	Fault      Fault    `json:"fault"`
-	Hit        string   `json:"hit"` // empty: the call never came in this run
+	Hit        string   `json:"hit"` // empty if the call was never reached in this run
 	Code       int      `json:"code"`
 	Said       string   `json:"said"`        // the first line of its error
 	Finished   int      `json:"finished"`    // trials, by the progress that it printed
 	Readable   int      `json:"readable"`    // trials in the record
-	LeftBefore []string `json:"left_before"` // before tare clean, by all that ran at the same time
+	LeftBefore []string `json:"left_before"` // by all runs that went on at the same time, before tare clean
 	Problems   []string `json:"problems"`
-	LeftSome   bool     `json:"-"` // a problem is what this run, or another at the same time, has left
+	LeftSome   bool     `json:"-"` // something was left behind, by this run or by another at the same time
 	Seconds    float64  `json:"seconds"`
 }
 
@@ -41,8 +42,8 @@ var (
 	trialAt = regexp.MustCompile(`trial (\d+) of (\d+)`)
 )
 
-// Short is the spec of a built-in experiment with windows so short that its figures mean nothing: a run under faults
-// goes through the same code.
+// Short returns the spec of a built-in experiment with windows so short that its figures mean nothing. A run of it
+// under faults goes through the same code as any other.
 func Short(name string) (string, error) {
 	_, text, ok := experiments.File(name)
 	if !ok {
@@ -59,11 +60,11 @@ func Short(name string) (string, error) {
 	return blocks.ReplaceAllString(short, "${1}blocks: 1"), nil
 }
 
-// limit is how long a short run may take, on a machine that is busy with other things.
+// limit is how long a short run may take, even on a busy machine.
 const limit = 3 * time.Minute
 
-// Count runs an experiment without a fault and counts its calls. The exit code is 0 or, as windows so short tell
-// little, 4; 3 says that this machine cannot run it.
+// Count runs an experiment without a fault and counts its calls. The exit code is 0 or, because short windows show
+// little, 4; 3 means that this machine cannot run the experiment.
 func (r *Runner) Count(ctx context.Context, dir, name string) (*Result, error) {
 	args, err := runArgs(dir, name)
 	if err != nil {
@@ -88,7 +89,7 @@ func runArgs(dir, name string) ([]string, error) {
 	return []string{"run", spec, "--quick", "--seed", "1", "--out", filepath.Join(dir, "run")}, nil
 }
 
-// Planned is a fault that is to be made in a run of an experiment.
+// Planned is a fault to make in a run of an experiment.
 type Planned struct {
 	Experiment string
 	Seed       uint64
@@ -96,8 +97,8 @@ type Planned struct {
 }
 
 // Try runs experiments, each with its fault, in directories below dir, which it makes and removes, and returns a
-// verdict on each. The argument at limits how many run at the same time. Try looks for what they left behind when all
-// have ended, and counts that as a problem of the first. The caller of several can find out which of them left it by
+// verdict on each. The argument at is the largest number of runs at the same time. When all have ended, Try looks for
+// what they left behind, and reports it as a problem of the first. A caller can find the run that left something by
 // trying each alone.
 func (r *Runner) Try(ctx context.Context, dir string, at int, all ...Planned) ([]*Verdict, error) {
 	before, err := footprint.Look()
@@ -121,7 +122,7 @@ func (r *Runner) Try(ctx context.Context, dir string, at int, all ...Planned) ([
 	if first.LeftBefore, err = before.Left(); err != nil {
 		return nil, err
 	}
-	// What a killed child was about to do may still be under way during the first clean, so the second counts.
+	// A killed child may still be doing something during the first clean, so the second counts.
 	for range 2 {
 		cleaned, err := r.Run(ctx, dir, Fault{}, limit, "clean")
 		if err != nil {
@@ -144,7 +145,7 @@ func (r *Runner) Try(ctx context.Context, dir string, at int, all ...Planned) ([
 	return verdicts, nil
 }
 
-// try runs one experiment with a fault, and says how it ended and what can be read.
+// try runs one experiment with a fault, and records how it ended and what can be read.
 func (r *Runner) try(ctx context.Context, dir string, p Planned) (*Verdict, error) {
 	args, err := runArgs(dir, p.Experiment)
 	if err != nil {
@@ -169,7 +170,7 @@ func (v *Verdict) problem(format string, args ...any) {
 	v.Problems = append(v.Problems, fmt.Sprintf(format, args...))
 }
 
-// judgeEnd says what is wrong with how a run ended.
+// judgeEnd adds the problems with the way in which a run ended.
 func (v *Verdict) judgeEnd(r *Result) {
 	killed := v.Fault.Kill && r.Hit != ""
 	switch {
@@ -187,11 +188,11 @@ func (v *Verdict) judgeEnd(r *Result) {
 	}
 }
 
-// judgeTrials says which trials were lost.
+// judgeTrials adds a problem if finished trials were lost.
 func (v *Verdict) judgeTrials(dir string, r *Result) {
 	for _, m := range trialAt.FindAllStringSubmatch(r.Stderr, -1) {
 		if n, err := strconv.Atoi(m[1]); err == nil {
-			v.Finished = max(v.Finished, n-1) // before this one
+			v.Finished = max(v.Finished, n-1) // the trial announced last had not finished
 		}
 	}
 	if r.Code == 0 || v.Finished > 0 {
@@ -207,7 +208,7 @@ func (v *Verdict) judgeTrials(dir string, r *Result) {
 	}
 }
 
-// firstError is the error that tare printed.
+// firstError returns the first error that tare printed.
 func firstError(text string) string {
 	for line := range strings.Lines(text) {
 		if said, ok := strings.CutPrefix(line, "tare: "); ok {
@@ -217,7 +218,7 @@ func firstError(text string) string {
 	return ""
 }
 
-// clip is the end of a long text.
+// clip returns the end of a long text.
 func clip(text string) string {
 	const most = 2000
 	if len(text) > most {

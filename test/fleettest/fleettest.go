@@ -1,4 +1,4 @@
-// Package fleettest keeps what the proxies of a fleet have, for tests of control planes.
+// Package fleettest records which resources the proxies of a fleet have, for tests of control planes.
 package fleettest
 
 import (
@@ -7,16 +7,16 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Has is what a proxy has: digests by type and name.
+// Has holds the digests of a proxy's resources by type and name.
 type Has map[string]map[string]uint64
 
-// Kept holds what each proxy of a fleet has. Its method Keep is for the fleet's Options.OnHave.
+// Kept holds what each proxy of a fleet has. Its method Keep is meant for the fleet's Options.OnHave.
 type Kept struct {
 	mu  sync.Mutex
 	has map[int]Has
 }
 
-// Keep replaces what a proxy has.
+// Keep replaces the recorded resources of a proxy.
 func (k *Kept) Keep(proxy int, has map[string]map[string]uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -26,15 +26,15 @@ func (k *Kept) Keep(proxy int, has map[string]map[string]uint64) {
 	k.has[proxy] = has
 }
 
-// Has is what a proxy has; nil: nothing yet.
+// Has returns the resources of a proxy, or nil if it has none yet.
 func (k *Kept) Has(proxy int) Has {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.has[proxy]
 }
 
-// Digests returns what Kept holds for a proxy that has the given resources and no others; digest is the fleet's. The
-// encoding of the resources must be deterministic, as that of Tare's control plane is.
+// Digests returns the Has of a proxy that has the given resources and no others; digest is the function that the fleet
+// uses. The encoding of the resources must be deterministic, as that of Tare's control plane is.
 func Digests(digest func(url string, value []byte) (string, uint64, error), messages []proto.Message) (Has, error) {
 	all := Has{}
 	for _, m := range messages {

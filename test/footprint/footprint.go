@@ -22,11 +22,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Footprint is what has lost its owner, each thing under a name that says what it is.
+// Footprint is the set of things that have lost their owner, each under a name that describes it.
 type Footprint map[string]bool
 
-// Look finds everything that has lost its owner, which leaves out what a running tare has on the machine. It needs
-// bpftool: an error that is exec.ErrNotFound says that bpftool is missing.
+// Look finds everything that has lost its owner. It leaves out what belongs to a running tare. It needs bpftool: an
+// error that wraps exec.ErrNotFound says that bpftool is missing.
 func Look() (Footprint, error) {
 	f := Footprint{}
 	for _, find := range []func(Footprint) error{
@@ -39,8 +39,8 @@ func Look() (Footprint, error) {
 	return f, nil
 }
 
-// Left returns, in order, what has lost its owner now and had not at the Look that returned before. The kernel frees
-// programs a while after their last holder has gone, so Left looks again for some seconds while it finds something.
+// Left returns, in order, what has lost its owner since the Look that returned before. The kernel frees programs a
+// while after their last holder has gone, so as long as Left finds something, it looks again, for some seconds.
 func (before Footprint) Left() ([]string, error) {
 	var left []string
 	for range 50 {
@@ -63,7 +63,7 @@ func (before Footprint) Left() ([]string, error) {
 	return left, nil
 }
 
-// findCgroups finds the trees of runs whose owner is dead, in every hierarchy.
+// findCgroups finds the control groups of runs whose owner is dead, in every hierarchy.
 func findCgroups(f Footprint) error {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
@@ -75,7 +75,7 @@ func findCgroups(f Footprint) error {
 			continue
 		}
 		err := filepath.WalkDir(field[1], func(path string, d fs.DirEntry, err error) error {
-			if err != nil || !d.IsDir() { // groups come and go
+			if err != nil || !d.IsDir() { // groups come and go during the walk
 				return nil
 			}
 			if dead, isRun := ownerDead(d.Name()); isRun {
@@ -102,7 +102,7 @@ func findProcesses(f Footprint) error {
 	}
 	for _, process := range processes {
 		var names []string
-		env, _ := os.ReadFile(filepath.Join(process, "environ")) // it may have gone
+		env, _ := os.ReadFile(filepath.Join(process, "environ")) // the process may have ended
 		for v := range strings.SplitSeq(string(env), "\x00") {
 			if name, ok := strings.CutPrefix(v, "TARE_RUN="); ok {
 				names = append(names, name)
@@ -128,8 +128,8 @@ func findProcesses(f Footprint) error {
 
 var runName = regexp.MustCompile(`^tare-.+-p([0-9]+)-t([0-9]+)$`)
 
-// ownerDead reads the name of a run, tare-<id>-p<pid>-t<start time> of its owner, and says whether that process has
-// gone.
+// ownerDead reads the name of a run, tare-<id>-p<pid>-t<start time>, which identifies the process that owns the run,
+// and reports whether that process has ended.
 func ownerDead(name string) (dead, isRun bool) {
 	part := runName.FindStringSubmatch(name)
 	if part == nil {
@@ -140,12 +140,13 @@ func ownerDead(name string) (dead, isRun bool) {
 	if err != nil {
 		return true, true
 	}
-	// The start time is field 22; field 2, the name in parentheses, may hold anything, so count from behind it.
+	// The start time is field 22. Field 2, the name in parentheses, may contain anything, so count from its end.
 	field := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	return len(field) < 20 || field[19] != start || field[0] == "Z", true
 }
 
-// findPrograms finds eBPF programs that no process holds by itself or by a link: pinned, or attached for ever.
+// findPrograms finds eBPF programs that no process holds by a descriptor of the program or of a link: they are pinned,
+// or attached for ever.
 func findPrograms(f Footprint) error {
 	out, err := exec.Command("bpftool", "-j", "prog", "show").Output()
 	if err != nil {
@@ -167,7 +168,7 @@ func findPrograms(f Footprint) error {
 		return err
 	}
 	for _, p := range programs {
-		// runc attaches one of these to the control group of each container; Tare has none.
+		// runc attaches a program of this type to the control group of each container; Tare has none of this type.
 		if !held[fmt.Sprint(p.ID)] && p.Type != "cgroup_device" {
 			f[fmt.Sprintf("eBPF program %d, %s %s", p.ID, p.Type, p.Name)] = true
 		}
@@ -212,11 +213,12 @@ func findInterfaces(f Footprint) error {
 }
 
 // microvmOfATest matches the state of a microVM that a test has started without a run. That test itself looks for what
-// is left of it.
+// the microVM leaves behind.
 var microvmOfATest = regexp.MustCompile(`/tare-microvm/(,new-[^/]*-)?tare-test-`)
 
-// findMounts finds mounts that have lost their owner: below a name of a run, a scratch directory, or the state of a
-// microVM. Others with a name like tare's may be of a test beside this one, such as a Kubernetes cluster's.
+// findMounts finds mounts that have lost their owner: below a directory named after a run, a scratch directory, or the
+// state of a microVM. Other mounts with a name like tare's may belong to a test beside this one, such as a Kubernetes
+// cluster.
 func findMounts(f Footprint) error {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
@@ -263,11 +265,11 @@ func findDirectories(f Footprint) error {
 	return err
 }
 
-// locked says whether somebody holds a lock on a directory.
+// locked reports whether anybody holds a lock on a directory.
 func locked(path string) bool {
 	d, err := os.Open(path)
 	if err != nil {
-		return false // it has gone
+		return false // the directory has been removed
 	}
 	defer d.Close()
 	return unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil

@@ -1,4 +1,4 @@
-// Package istiodtest writes Istio's configuration as YAML, for tests of what an istiod sends.
+// Package istiodtest writes Istio's configuration as YAML, for tests of what istiod sends.
 package istiodtest
 
 import (
@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Put writes a file into the directory of an istiod's configuration in one step: istiod never reads a part of it.
+// Put writes a file into istiod's configuration directory in one step, so that istiod never reads part of it.
 func Put(t testing.TB, dir, file, yaml string) {
 	t.Helper()
 	hidden := filepath.Join(filepath.Dir(dir), "new-"+file)
@@ -25,15 +25,15 @@ func Put(t testing.TB, dir, file, yaml string) {
 // Service is a service outside of Kubernetes. Its host is NAME.mesh.test.
 type Service struct {
 	Name      string
-	Address   netip.AddrPort // where callers ask for it
-	Protocol  string         // as Istio has them: TCP, HTTP, ...
+	Address   netip.AddrPort // to which callers connect
+	Protocol  string         // in Istio's spelling: TCP, HTTP, ...
 	Endpoints []netip.AddrPort
 }
 
 // Host is the name by which callers and other objects know the service.
 func (s Service) Host() string { return s.Name + ".mesh.test" }
 
-// Entry is the ServiceEntry. Endpoints are versions v1, v2 and so on.
+// Entry returns the service's ServiceEntry. Its endpoints have the version labels v1, v2 and so on.
 func (s Service) Entry() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `apiVersion: networking.istio.io/v1
@@ -53,8 +53,8 @@ spec:
 	return b.String()
 }
 
-// Weighted is the ServiceEntry, a DestinationRule with its first two endpoints as subsets v1 and v2, and a
-// VirtualService that sends v1 of 100 to the first.
+// Weighted returns the ServiceEntry, a DestinationRule with its first two endpoints as subsets v1 and v2, and a
+// VirtualService that sends v1 per cent of the traffic to the subset v1 and the rest to v2.
 func (s Service) Weighted(v1 int) string {
 	kind := "tcp"
 	if s.Protocol == "HTTP" {

@@ -1,6 +1,7 @@
-// Package kernels holds what the tests found on each kind of machine that they run on, and writes docs/kernels.md from
-// it. The record is kernels.json: which features `tare doctor` found, by kernel and by layout of the control groups.
-// The tests that boot virtual machines compare it with what they find; with TARE_KERNELS=update they write it.
+// Package kernels holds the results of the tests on each kind of machine that they run on, and writes docs/kernels.md
+// from them. The record is kernels.json: which features `tare doctor` found, by kernel and by layout of the control
+// groups. The tests that boot virtual machines compare it with what they find; with TARE_KERNELS=update they rewrite
+// it.
 package kernels
 
 import (
@@ -19,15 +20,15 @@ import (
 	"tare/test/binary"
 )
 
-// UpdateVariable is the environment variable that has tests write what they find, when it is "update".
+// UpdateVariable is the environment variable with which tests record what they find, if its value is "update".
 const UpdateVariable = "TARE_KERNELS"
 
 // Machine is a kind of machine that tests ran on.
 type Machine struct {
 	Kernel   string          `json:"kernel"`   // its first two numbers, such as "6.1"
 	Mode     string          `json:"mode"`     // layout of the control groups: v1, v2, hybrid or none
-	Lockdown string          `json:"lockdown"` // as doctor tells it
-	Features map[string]bool `json:"features"` // whether it was found, by name
+	Lockdown string          `json:"lockdown"` // as doctor prints it
+	Features map[string]bool `json:"features"` // by name, whether doctor found the feature
 }
 
 func (m *Machine) name() string { return m.Kernel + " " + m.Mode }
@@ -41,7 +42,7 @@ type diagnosis struct {
 	Features []feature.Status
 }
 
-// Parse reads a machine out of what `tare doctor --json` prints on it.
+// Parse reads a machine from the output of `tare doctor --json` on it.
 func Parse(doctor []byte, mode string) (*Machine, error) {
 	var d diagnosis
 	if err := json.Unmarshal(doctor, &d); err != nil {
@@ -64,10 +65,10 @@ func Parse(doctor []byte, mode string) (*Machine, error) {
 	return m, nil
 }
 
-var mu sync.Mutex // tests run side by side, and all write one file
+var mu sync.Mutex // tests run side by side, and all write the same file
 
-// Check compares what was found on a machine with the record, and lists what differs; nil if nothing does. A
-// machine of a kind that the record does not have is ErrUnknown. With TARE_KERNELS=update it writes instead.
+// Check compares the features found on a machine with the record, and lists the differences. The error wraps ErrUnknown
+// if the record has no machine of this kind. With TARE_KERNELS=update it updates the record instead.
 func Check(found *Machine) (differs []string, err error) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -123,7 +124,7 @@ func path(name string) (string, error) {
 	return filepath.Join(root, "test", "kernels", name), err
 }
 
-// Read reads the record. A file that is not there has no machines.
+// Read reads the record. If the file does not exist, there are no machines.
 func Read() ([]*Machine, error) {
 	file, err := path("kernels.json")
 	if err != nil {
@@ -156,7 +157,7 @@ func write(all []*Machine) error {
 	return os.WriteFile(file, append(data, '\n'), 0o644)
 }
 
-// compare orders machines by kernel, then by layout of the control groups, the most common first.
+// compare orders machines by kernel, then by layout of the control groups, with the most common layout first.
 func compare(a, b *Machine) int {
 	if d := slices.Compare(numbers(a.Kernel), numbers(b.Kernel)); d != 0 {
 		return d
@@ -167,17 +168,17 @@ func compare(a, b *Machine) int {
 
 func numbers(kernel string) []int {
 	var major, minor int
-	_, _ = fmt.Sscanf(kernel, "%d.%d", &major, &minor) // a release that is none sorts first
+	_, _ = fmt.Sscanf(kernel, "%d.%d", &major, &minor) // a kernel that is not a release number sorts first
 	return []int{major, minor}
 }
 
-// Method is something that Tare does, and the tests that show it, by machine.
+// Method is something that Tare does, and the tests that show that it works, by machine.
 type Method struct {
 	Name  string
 	Shown map[string][]string // names of tests by machine; those that show a clear refusal end in the constant refused
 }
 
-// The machines, as the tests have them.
+// The machines, by kernel and layout of the control groups, as in Machine.name.
 const (
 	old2, oldHybrid, old1, oldNone = "6.1 v2", "6.1 hybrid", "6.1 v1", "6.1 none"
 	newHybrid                      = "6.18 hybrid"
@@ -186,7 +187,7 @@ const (
 // refused marks a test that shows a clear error instead of the method.
 const refused = " (refused)"
 
-// Methods are what Tare does that tests show on some machine: those of test/vm on 6.1, those of test/e2e on 6.18.
+// Methods lists what Tare does and the tests that show it: on 6.1 those in test/vm, on 6.18 those in test/e2e.
 var Methods = []Method{
 	{"a ledger whose CPU budget adds up (`tare weigh`)", map[string][]string{
 		old2: {"TestMachine"}, oldHybrid: {"TestCgroupModes"}, old1: {"TestCgroupModes"},
@@ -215,7 +216,7 @@ var Methods = []Method{
 	}},
 }
 
-// directory is where the tests of a machine are, below the top of the source.
+// directory returns the directory of a machine's tests, relative to the top of the source.
 func directory(machine string) string {
 	if machine == newHybrid {
 		return "test/e2e"
@@ -315,7 +316,7 @@ func shown(tests []string) string {
 	return strings.Join(cells, ", ")
 }
 
-// Tests are the names of the tests that Methods rests on, by the directory that they are in.
+// Tests returns the names of the tests that Methods relies on, by directory.
 func Tests() map[string][]string {
 	names := map[string][]string{}
 	for _, m := range Methods {

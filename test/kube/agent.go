@@ -7,9 +7,9 @@ import (
 	"tare/test/binary"
 )
 
-// AgentImage builds tare-agent, tare and others (kubectl-tare, for experiments: it is large), and puts them into dir as
-// the image tare-agent:0.1.0, which the manifests in deploy/kubernetes name. It returns the path of the archive, for
-// Options.Images.
+// AgentImage builds tare-agent, tare and others, and puts them into dir as the image tare-agent:0.1.0, which the
+// manifests in deploy/kubernetes name. It returns the path of the archive, for Options.Images. Experiments also need
+// kubectl-tare, which is left out by default because it is large.
 func AgentImage(dir string, others ...string) (string, error) {
 	var programs []string
 	for _, name := range append([]string{"tare-agent", "tare"}, others...) {

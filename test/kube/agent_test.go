@@ -31,7 +31,7 @@ import (
 	"tare/test/long"
 )
 
-// hostile is the name of a pod that would like to be taken for another.
+// hostile is the name of a pod whose labels claim that it is another pod.
 var hostile = "hostile-" + strings.Repeat("x", 150)
 
 // shop returns the manifest of the namespace shop, with pods on the given nodes. The agent's figures for these pods are
@@ -61,15 +61,15 @@ spec:
 		io.kubernetes.cri.sandbox-namespace: kube-system, io.kubernetes.cri.container-type: sandbox}`, "serve", "")
 }
 
-// password is that of web.yaml.
+// password is the password whose hash is in webYAML.
 const password = "tare-test"
 
 const webYAML = `tls_server_config: {cert_file: agent.crt, key_file: agent.key}
 basic_auth_users: {prometheus: $2y$04$epB6D3rzs2BMc3ICDT/GTee8KAlCkmkCleNKZWRXUwouz2XiAOy.u}
 `
 
-// TestAgent runs the agent with the manifests in deploy/kubernetes on three nodes, the first of which is the whole
-// machine, and compares what it says with what the kubelet says.
+// TestAgent runs the agent with the manifests in deploy/kubernetes on three nodes, the first of which shares the whole
+// machine, and compares the agent's figures with the kubelet's.
 func TestAgent(t *testing.T) {
 	if _, err := Bin(); err != nil {
 		t.Skip(err)
@@ -261,7 +261,7 @@ func (a *agent) get(path string) ([]byte, error) {
 	return data, err
 }
 
-// metrics are the values of every metric, by its labels in the order of names: pod=web,...
+// metrics holds the values of every metric by the labels of its series, in the order of their names: pod=web,...
 type metrics map[string]map[string]float64
 
 func (a *agent) metrics() (metrics, error) {
@@ -284,7 +284,7 @@ func (a *agent) metrics() (metrics, error) {
 	return all, nil
 }
 
-// labels returns the labels of a series as text, without empty ones and, where there is a pod's name, without the
+// labels returns the labels of a series as text. It leaves out empty ones and, if a pod's name is among them, the
 // control group.
 func labels(m *dto.Metric) string {
 	var all []string
@@ -321,14 +321,15 @@ type counted struct {
 	used float64
 }
 
-// usage is what the kubelet says of a container.
+// usage is one sample that the kubelet took of a container.
 type usage struct {
 	at         time.Time
 	cpu        float64 // seconds
 	workingSet float64 // bytes
 }
 
-// source is a page of the kubelet. The times of its samples are cut off: in /stats/summary they are whole seconds.
+// source is a page of the kubelet with samples. Their times are truncated to the grain: in /stats/summary, to whole
+// seconds.
 type source struct {
 	page  string
 	grain time.Duration
@@ -339,17 +340,17 @@ var (
 	resource = source{"metrics/resource", time.Millisecond}
 )
 
-// watched is what the agent of a node and its kubelet said.
+// watched holds what the agent of a node and the node's kubelet reported.
 type watched struct {
 	readings []reading
-	node     []counted                     // before the first reading, and after each
+	node     []counted                     // one count before the first reading, and one after each
 	kubelet  map[source]map[string][]usage // by labels; one for each sample of the kubelet
-	sampled  atomic.Bool                   // the kubelet has taken enough
+	sampled  atomic.Bool                   // the kubelet has taken enough samples
 	ahead    time.Duration                 // how far the node's clock, which the kubelet uses, is ahead of this machine's
 }
 
-// twice says whether the kubelet took enough samples of every container: the first may be older than the first reading
-// of the agent.
+// twice reports whether the kubelet took at least three samples of every container, and so two that are certainly newer
+// than the agent's first reading.
 func (w *watched) twice() bool {
 	for _, containers := range w.kubelet {
 		if len(containers) == 0 {
@@ -364,7 +365,7 @@ func (w *watched) twice() bool {
 	return true
 }
 
-// add adds a reading. Of those between the first and the last it keeps only what is compared with the kubelet.
+// add adds a reading. Between the first reading and the last it keeps only the metrics that are compared.
 func (w *watched) add(r reading) {
 	if n := len(w.readings); n > 1 {
 		before := &w.readings[n-1]
@@ -383,7 +384,7 @@ func (w *watched) add(r reading) {
 const (
 	cpuMetric  = "tare_group_cpu_seconds_total"
 	setMetric  = "tare_group_memory_bytes"
-	workingSet = "kind=working_set," // before the labels of a container
+	workingSet = "kind=working_set," // prefix of a container's labels
 )
 
 func allSampled(all map[string]*watched) bool {
@@ -395,8 +396,8 @@ func allSampled(all map[string]*watched) bool {
 	return true
 }
 
-// watch reads each agent twice a second, and each kubelet, at least for the time that is given, and until the kubelets,
-// which take samples when they have time, have taken enough to be compared.
+// watch reads each agent twice a second, and each kubelet every 4 s, for at least the given time, and until the
+// kubelets have taken enough samples for a comparison, which they do when they have time.
 func watch(t *testing.T, c *Cluster, agents map[string]*agent, long time.Duration) map[string]*watched {
 	t.Helper()
 	all := map[string]*watched{}
@@ -443,7 +444,7 @@ func watch(t *testing.T, c *Cluster, agents map[string]*agent, long time.Duratio
 	for ctx.Err() == nil && !(time.Now().After(enough) && allSampled(all)) {
 		time.Sleep(100 * time.Millisecond)
 	}
-	time.Sleep(memoryEvery) // for readings of the agents after the last sample
+	time.Sleep(memoryEvery) // until the agents have reported memory after the last sample
 	stop()
 	wg.Wait()
 	if err := errors.Join(failed.all...); err != nil {
@@ -452,7 +453,7 @@ func watch(t *testing.T, c *Cluster, agents map[string]*agent, long time.Duratio
 	return all
 }
 
-// used is the CPU time that the control group of a node has used, in seconds.
+// used returns the CPU time that the control group of a node has used, in seconds.
 func (c *Cluster) used(node string) float64 {
 	text, _ := os.ReadFile(filepath.Join("/sys/fs/cgroup/cpuacct", c.Group, node, "cpuacct.usage"))
 	ns, _ := strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
@@ -470,7 +471,7 @@ func (l *errorList) add(err error) {
 	l.all = append(l.all, err)
 }
 
-// ask asks the kubelet of a node.
+// ask adds the samples that the kubelet of a node shows.
 func (w *watched) ask(c *Cluster, node string) error {
 	add := func(s source, container, namespace, pod string, u usage) {
 		key := fmt.Sprintf("container=%s,namespace=%s,pod=%s", container, namespace, pod)
@@ -532,7 +533,7 @@ func (w *watched) ask(c *Cluster, node string) error {
 	return nil
 }
 
-// names: each container of the node has a series of its name, and no other pod has one.
+// names: each container of the node has a series with its name, and no other container has one.
 func (w *watched) names(t *testing.T, c *Cluster, node string) {
 	last := w.readings[len(w.readings)-1]
 	want := map[string]bool{}
@@ -560,7 +561,7 @@ func (w *watched) names(t *testing.T, c *Cluster, node string) {
 	}
 }
 
-// adds: the budget closes, and what is in groups is in namespaces.
+// adds: the CPU budget adds up, and the totals over groups and over namespaces are the same.
 func (w *watched) adds(t *testing.T) {
 	first, last := w.readings[0], w.readings[len(w.readings)-1]
 	for _, r := range []reading{first, last} {
@@ -578,12 +579,12 @@ func (w *watched) adds(t *testing.T) {
 	}
 }
 
-// since is by how much a counter of the agent grew between the first reading and the last.
+// since returns by how much a counter of the agent grew between the first reading and the last.
 func (w *watched) since(metric, labels string) float64 {
 	return w.readings[len(w.readings)-1].metrics[metric][labels] - w.readings[0].metrics[metric][labels]
 }
 
-// seesPart: the agent says that it sees a part of the machine, and how much that part used.
+// seesPart: the agent warns that it sees only a part of the machine, and says how much that part used.
 func (w *watched) seesPart(t *testing.T) {
 	first, last := w.readings[0], w.readings[len(w.readings)-1]
 	for _, code := range []string{"pid-namespace", "cgroup-namespace"} {
@@ -631,15 +632,15 @@ func (w *watched) explains(t *testing.T, atMost float64) {
 	}
 }
 
-// zero is the agent's time 0 by this machine's clock. The agent read its counters before it answered: the least delay
-// is that of a scrape.
+// zero returns the agent's time 0 by this machine's clock. Each reading gives a time that is too late by the delay of
+// the agent's answer, so the earliest is the best.
 func (w *watched) zero() time.Time {
 	started := func(r reading) time.Time { return r.answered.Add(-time.Duration(r.at * float64(time.Second))) }
 	return started(slices.MinFunc(w.readings, func(a, b reading) int { return started(a).Compare(started(b)) }))
 }
 
-// used is the CPU time that the node had used when the agent read its counters, in seconds, interpolated between the
-// counts before and after that time.
+// used returns the CPU time that the node had used when the agent read its counters, in seconds, interpolated between
+// the counts before and after that time.
 func (w *watched) used(r *reading) float64 {
 	at := w.zero().Add(time.Duration(r.at * float64(time.Second)))
 	i := max(1, slices.IndexFunc(w.node, func(c counted) bool { return !c.at.Before(at) }))
@@ -647,8 +648,8 @@ func (w *watched) used(r *reading) float64 {
 	return a.used + (b.used-a.used)*at.Sub(a.at).Seconds()/b.at.Sub(a.at).Seconds()
 }
 
-// agrees: between two samples of the kubelet, at the samples' own times, a container used what the agent says. At a
-// time between two readings of the agent, the agent's figure is only known to lie between theirs.
+// agrees: between two samples of the kubelet, at the samples' own times, a container used as much CPU time as the agent
+// says. At a time between two readings of the agent, its figure is only known to lie between theirs.
 func (w *watched) agrees(t *testing.T, c *Cluster, node string) {
 	zero := w.zero().Add(w.ahead)
 	var want []string
@@ -668,7 +669,7 @@ func (w *watched) agrees(t *testing.T, c *Cluster, node string) {
 		open := 0
 		for _, key := range slices.Sorted(maps.Keys(containers)) {
 			if !long.Enabled() && !strings.Contains(key, "namespace=shop,") {
-				continue // of few samples, one that is late would matter if a container works in bursts, as the agent does
+				continue // with few samples, a late one matters if a container works in bursts, as the agent does
 			}
 			x := &compared{t, w, source, key, zero}
 			inside := slices.DeleteFunc(containers[key], func(u usage) bool {
@@ -689,11 +690,11 @@ func (w *watched) agrees(t *testing.T, c *Cluster, node string) {
 	}
 }
 
-// late is by how much a counter of the kubelet's may be older than its time says: a thread may be kept waiting in
-// between.
+// late is how much older a counter of the kubelet may be than its time says, because the kubelet's thread may have to
+// wait between reading the counter and the clock.
 const late = 50 * time.Millisecond
 
-// compared is a container of which the kubelet and the agent say what it used. The agent's time 0 is zero by the node's
+// compared is a container whose usage both the kubelet and the agent report. zero is the agent's time 0 by the node's
 // clock.
 type compared struct {
 	t    *testing.T
@@ -703,9 +704,10 @@ type compared struct {
 	zero time.Time
 }
 
-// around are the last reading of the agent that is certainly before a sample of the kubelet, and the first after it.
+// around returns the indices of the last reading of the agent that is certainly before a sample of the kubelet, and of
+// the first that is certainly after it.
 func (x *compared) around(u usage) (first, last int) {
-	index := func(when time.Time) int { // of the first reading after it
+	index := func(when time.Time) int { // index of the first reading after that time
 		s := when.Sub(x.zero).Seconds()
 		i := slices.IndexFunc(x.w.readings, func(r reading) bool { return r.at > s })
 		if i < 0 {
@@ -731,7 +733,7 @@ func (x *compared) cpu(u usage) (lo, mid, hi float64) {
 	return lo, from + (to-from)*(at-a.at)/(b.at-a.at), hi
 }
 
-// memoryEvery is how old what the agent says of memory may be, with some time for a scrape.
+// memoryEvery is how old the agent's memory figures may be, plus some time for a scrape.
 const memoryEvery = 11 * time.Second
 
 // sets returns the smallest and the largest working set that the agent reported between two times, in seconds since it
@@ -739,7 +741,7 @@ const memoryEvery = 11 * time.Second
 func (x *compared) sets(from, to float64) (lo, hi float64) {
 	lo, hi = math.Inf(1), 0
 	for _, r := range x.w.readings {
-		v, says := r.metrics[setMetric][workingSet+x.key] // a new container is in the agent's next reading of memory
+		v, says := r.metrics[setMetric][workingSet+x.key] // a new container is missing until the agent reads memory again
 		if says && r.at >= from && r.at <= to {
 			lo, hi = min(lo, v), max(hi, v)
 		}
@@ -747,9 +749,9 @@ func (x *compared) sets(from, to float64) (lo, hi float64) {
 	return lo, hi
 }
 
-// memory compares working sets. off is how far the kubelet's samples are at most outside the range of the agent's
-// figures around their times, and moved how far the agent's largest figure is above its smallest; both are fractions.
-// samples is how many samples were compared.
+// memory compares working sets. off is the largest distance of a sample of the kubelet from the range of the agent's
+// figures around the sample's time. moved is how far the agent's largest figure is above its smallest. Both are
+// fractions. samples is the number of samples that were compared.
 func (x *compared) memory(all []usage) (off, moved float64, samples int) {
 	end := x.w.readings[len(x.w.readings)-1].at
 	for _, u := range all {
@@ -777,16 +779,17 @@ func (x *compared) typical(samples []usage) usage {
 	return all[len(all)/2]
 }
 
-// agree compares samples of the kubelet with what the agent says of their times. It is false where the container used
-// over 1 % of its CPU time so near to a sample that its time does not say whether before or after.
+// agree compares samples of the kubelet with the agent's figures for their times. It returns false if CPU times differ
+// by more than 1 %. In the long suite that is an error, unless the container used over 1 % of its CPU time so near to a
+// sample that the sample's time does not say whether before or after.
 func (x *compared) agree(samples []usage) bool {
 	k := max(1, min(5, len(samples)/2))
 	t, first, last := x.t, x.typical(samples[:k]), x.typical(samples[len(samples)-k:])
 	used := last.cpu - first.cpu
 	lo1, mid1, hi1 := x.cpu(first)
 	lo2, mid2, hi2 := x.cpu(last)
-	// On a machine that others use, a sample may be older by more than the constant late. This margin for that is as wide
-	// as the agent's promise.
+	// On a machine that others use, a sample may be older by more than the constant late. The margin rounding allows for
+	// that, and is as wide as the agent's promise.
 	rounding := 0.001 + 0.01*used // seconds
 	if used < lo2-hi1-rounding || used > hi2-lo1+rounding {
 		t.Errorf("%s of %s: the kubelet counted %.3f s in %v, and the agent between %.3f and %.3f s", x.s.page, x.key, used,

@@ -42,16 +42,16 @@ const (
 	crowdPerNode = 30 // pods of two containers
 )
 
-// crowd is an API server of a cluster that is not there, and the agents of its nodes: each listens at a port of its
-// own, to which the server forwards as a real one does.
+// crowd plays the API server of a cluster and the agents of its nodes. Each agent listens at a separate port, to which
+// the server forwards connections as a real one does.
 type crowd struct {
 	agents  []net.Listener
 	pods    []api.Pod
-	ledger  string                // of a node, with NODE for its number
+	ledger  string                // JSON of a node's ledger, with NODE in place of the node's number
 	behaves func(node int) string // "slow": it answers after seconds; "trickles": its answer never ends; "": at once
 
 	mu  sync.Mutex
-	end time.Time // of the last window that somebody asked for
+	end time.Time // of the latest window that was requested
 }
 
 func (c *crowd) windowEnd() time.Time {
@@ -60,10 +60,10 @@ func (c *crowd) windowEnd() time.Time {
 	return c.end
 }
 
-// process is what another process has used up to different times.
+// process records how much CPU time and memory another process has used over time.
 type process struct {
 	stop, stopped chan struct{}
-	resident      float64 // the most, in bytes
+	resident      float64 // maximum, in bytes
 	used          []used
 }
 
@@ -72,8 +72,8 @@ type used struct {
 	cpu time.Duration
 }
 
-// peak is the most memory that a process had resident. That of struct rusage could be this process's own, whose memory
-// the other shares between fork and exec.
+// peak matches the largest memory that a process had resident. The maximum in struct rusage could be that of this
+// process, whose memory the other one shares between fork and exec.
 var peak = regexp.MustCompile(`(?m)^VmHWM:\s*(\d+) kB$`)
 
 // follow reads what a process uses ten times a second.
@@ -106,7 +106,7 @@ func (p *process) end() {
 	<-p.stopped
 }
 
-// usedBefore is the CPU time that the process had used by the given time.
+// usedBefore returns the CPU time that the process had used by the given time.
 func (p *process) usedBefore(when time.Time) (cpu time.Duration) {
 	for _, u := range p.used {
 		if u.at.Before(when) {
@@ -116,8 +116,8 @@ func (p *process) usedBefore(when time.Time) (cpu time.Duration) {
 	return cpu
 }
 
-// TestThousandAgents: a thousand agents, by real connections, are merged within the promised time and memory, also
-// where some of them are slow.
+// TestThousandAgents: the ledgers of a thousand agents, over real connections, are merged within the promised time and
+// memory, even if some agents are slow.
 func TestThousandAgents(t *testing.T) {
 	long.Test(t, "1 min: a thousand simulated agents, which another process asks")
 	dir := t.TempDir()
@@ -167,7 +167,7 @@ func TestThousandAgents(t *testing.T) {
 			t.Errorf("%.0f MB were resident", float64(p.resident)/1e6)
 		}
 		if format != "json" {
-			// Of CPU time, because this process, which plays the nodes, takes the CPUs at the same moment.
+			// The limit is one of CPU time, because this process, which plays the nodes, takes the CPUs at the same moment.
 			if most := speed.Scale(5 * time.Second); after > most {
 				t.Errorf("it used %v of CPU time after the window, and may use %v", after, most)
 			}
@@ -285,7 +285,7 @@ func newCrowd(t *testing.T) *crowd {
 
 func uid(node, pod int) (id types.UID) { return types.UID(fmt.Sprintf("0f7a8265-%d-%d", node, pod)) }
 
-// answer is what the agent of a node says.
+// answer answers a request to the agent of a node.
 func (c *crowd) answer(w http.ResponseWriter, r *http.Request, node int) {
 	if r.URL.Path == "/v1/clock" {
 		if c.behaves(node) == "slow" {
@@ -321,10 +321,10 @@ func (c *crowd) answer(w http.ResponseWriter, r *http.Request, node int) {
 			time.Sleep(20 * time.Millisecond)
 		}
 	}
-	_, _ = io.WriteString(w, text) // the test sees that it does not arrive
+	_, _ = io.WriteString(w, text) // if it does not arrive, the test sees that
 }
 
-// ServeHTTP is the API server.
+// ServeHTTP answers as the API server.
 func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; {
 	case strings.HasSuffix(path, "/portforward"):
@@ -379,7 +379,7 @@ func reply(w http.ResponseWriter, version, kind string, list any) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = fmt.Fprintf(w, `{"apiVersion":%q,"kind":%q,%s`, version, kind, text[1:]) // the client has gone
+	_, _ = fmt.Fprintf(w, `{"apiVersion":%q,"kind":%q,%s`, version, kind, text[1:]) // fails only if the client has gone
 }
 
 // forward is the server's side of kubectl port-forward by WebSocket.

@@ -10,8 +10,8 @@ import (
 	"tare/test/vm"
 )
 
-// emulatedModules are those of an emulated node: for its devices and its root, and for containers, the CNI plugins and
-// kube-proxy. All are loaded at the start, so nothing in the machine need find modules by itself.
+// emulatedModules are the kernel modules of an emulated node: for its devices and its root file system, for containers,
+// the CNI plugins and kube-proxy. All are loaded at the start, so that no program in the machine has to find any.
 var emulatedModules = []string{
 	"virtio_pci", "virtio_net", "virtio_rng", "virtiofs",
 	"overlay", "veth", "bridge", "br_netfilter",
@@ -29,8 +29,8 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 exec $b switch_root /root "$RIG/node" "$NODE" inside
 `
 
-// emulated puts into a directory what emulated nodes start from: a kernel, and the first file system, from which
-// test/kube/node takes over. The error matches vm.ErrMissing where something is not installed.
+// emulated puts into a directory what emulated nodes boot: a kernel, and an initial file system, from which
+// test/kube/node takes over. The error matches vm.ErrMissing if something is not installed.
 func emulated(dir string) error {
 	for _, program := range []string{"qemu-system-x86_64", "/usr/lib/qemu/virtiofsd"} {
 		if _, err := exec.LookPath(program); err != nil {

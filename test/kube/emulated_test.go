@@ -10,8 +10,8 @@ import (
 	"tare/test/long"
 )
 
-// TestEmulatedNode: on a node with a kernel of its own and control groups of version 2 alone, each container has its
-// name, the budget closes, and the agent agrees with the kubelet.
+// TestEmulatedNode: on a node that has a separate kernel and only cgroup v2, each container has its name, the CPU
+// budget adds up, and the agent agrees with the kubelet.
 func TestEmulatedNode(t *testing.T) {
 	long.Test(t, "9 min: a node with a kernel of its own, emulated")
 	if _, err := Bin(); err != nil {
@@ -35,15 +35,15 @@ func TestEmulatedNode(t *testing.T) {
 	t.Logf("its clock is %v ahead", w.ahead)
 	w.names(t, c, node)
 	w.adds(t)
-	// A kernel without CONFIG_IRQ_TIME_ACCOUNTING counts interrupts of an idle processor neither as idle nor as anybody's
-	// (tick_nohz_stop_idle in kernel/time/tick-sched.c). On an emulated processor, where they take ten to thirty times as
-	// long, that is 3 to 7 % of the capacity; with nohz=off, which counts idle time by ticks, it was -2 %.
+	// A kernel without CONFIG_IRQ_TIME_ACCOUNTING counts interrupts of an idle processor neither as idle time nor as any
+	// other (tick_nohz_stop_idle in kernel/time/tick-sched.c). On an emulated processor, where interrupts take ten to
+	// thirty times as long, that is 3 to 7 % of the capacity; with nohz=off, which counts idle time by ticks, it was -2 %.
 	w.explains(t, 0.1)
 	w.agrees(t, c, node)
 }
 
-// ahead is by how much the agent's clock is ahead of this machine's. The time that an answer takes makes the result
-// smaller, so the largest of five counts.
+// ahead returns by how much the agent's clock is ahead of this machine's. The time that an answer takes makes a
+// measurement too small, so ahead takes the largest of five.
 func (a *agent) ahead() (time.Duration, error) {
 	most := time.Duration(math.MinInt64)
 	for range 5 {

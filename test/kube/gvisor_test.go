@@ -18,7 +18,7 @@ metadata: {name: gvisor}
 handler: runsc
 `
 
-// sandboxed burns CPU time in a sandbox.
+// sandboxed is a pod that burns CPU time in a sandbox.
 const sandboxed = `
 apiVersion: v1
 kind: Namespace

@@ -13,8 +13,8 @@ import (
 	"tare/test/binary"
 )
 
-// TestHelm installs the chart, upgrades it, goes back and removes it: each time the cluster has what the values say,
-// and in the end nothing that it did not have before.
+// TestHelm installs the chart, upgrades it, rolls it back and removes it. After each step the cluster has what the
+// chart's values say, and in the end nothing that it did not have before.
 func TestHelm(t *testing.T) {
 	program, err := binary.Helm()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -52,7 +52,7 @@ func TestHelm(t *testing.T) {
 	}
 	chart := filepath.Join(root, "deploy/helm/tare")
 
-	// A namespace in which no agent could start.
+	// In a namespace whose pod security level would keep agents from starting, the chart refuses to install.
 	kubectl("create", "namespace", "tare")
 	kubectl("-n", "tare", "wait", "--for=create", "configmap/kube-root-ca.crt", "serviceaccount/default", "--timeout=60s")
 	before := objects(t, c)
@@ -115,8 +115,8 @@ func TestHelm(t *testing.T) {
 	})
 }
 
-// objects lists all objects of a cluster in order, but events, which expire, and leases, which kubelets make when they
-// like.
+// objects lists all objects of a cluster in order, except events, which expire, and leases, which kubelets make at any
+// time.
 func objects(t *testing.T, c *Cluster) []string {
 	t.Helper()
 	kinds, err := c.Kubectl("api-resources", "--verbs=list", "-o", "name")

@@ -11,8 +11,8 @@ import (
 	"tare/test/long"
 )
 
-// controlplane is Tare's control plane with its webhook, as docs/injection.md has it. What it injects uses CPU time at
-// a limit, in place of a proxy.
+// controlplane is Tare's control plane with its webhook, as docs/injection.md has it. In place of a proxy, the webhook
+// injects a container that burns CPU time up to a limit.
 const controlplane = `
 apiVersion: v1
 kind: Namespace
@@ -82,7 +82,7 @@ webhooks:
     timeoutSeconds: 10
 `
 
-// injectedShop is a Deployment whose pods get a sidecar, and a DaemonSet that serves nodes.
+// injectedShop has a Deployment whose pods get a sidecar, and a DaemonSet that serves nodes.
 const injectedShop = `
 apiVersion: v1
 kind: Namespace
@@ -142,7 +142,7 @@ func (c *Cluster) must(t *testing.T) (apply func(manifest string), kubectl func(
 	return apply, kubectl
 }
 
-// injects starts a control plane, and has the API server ask its webhook.
+// injects starts a control plane, and makes the API server call its webhook.
 func (c *Cluster) injects(t *testing.T, controlplane, hook string) {
 	t.Helper()
 	apply, kubectl := c.must(t)
@@ -185,7 +185,7 @@ func TestInjected(t *testing.T) {
 	sumsAreExact(t, c)
 	everyContainer(t, c, all)
 
-	// The injected container is tare of its pod.
+	// The injected container counts as tare of its pod, not as net.
 	var net, tare, proxies float64
 	for _, r := range c.Containers {
 		if r.Namespace != "shop" || r.Workload != "web" {
@@ -208,7 +208,7 @@ func TestInjected(t *testing.T) {
 	if web.Kind != "Deployment" || math.Abs(*web.CPU.Net-net) > 1e-6 || math.Abs(*web.CPU.Tare-tare) > 1e-6 {
 		t.Errorf("%s web: %+v, its containers %v net and %v tare", web.Kind, web.CPU, net, tare)
 	}
-	// Both burn as much as their limits let them, which are 80m and 40m.
+	// Application and sidecar burn as much as their limits let them, which are 80m and 40m.
 	if ratio := proxies / *web.CPU.Net; ratio < 0.4 || ratio > 0.6 {
 		t.Errorf("the sidecars used %.3f s, and the application %.3f s: not half of it", proxies, *web.CPU.Net)
 	}
@@ -225,8 +225,8 @@ func TestInjected(t *testing.T) {
 	unexplained(t, c)
 }
 
-// sumsAreExact: gross = net + tare in each row, and the rows of each view add up to the total, to the nanosecond. What
-// ended in the window has no counter: then what is known adds up.
+// sumsAreExact: gross = net + tare in each row, and the rows of each view add up to the total, to the nanosecond. If a
+// group ended in the window, a figure may be unknown; then the known ones add up.
 func sumsAreExact(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	ns := func(v float64) int64 { return int64(math.Round(v * 1e9)) }
@@ -244,7 +244,7 @@ func sumsAreExact(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// everyContainer: each container of each pod has a row of its name.
+// everyContainer: each container of each pod has a row with its name.
 func everyContainer(t *testing.T, c *cluster.Cluster, all []pod) {
 	t.Helper()
 	rows := map[[3]string]bool{}
@@ -271,7 +271,8 @@ func rowOf(t *testing.T, rows []*cluster.Row, namespace, workload string) *clust
 	return nil
 }
 
-// unexplained: of the machine, and of nodes that have one to themselves, at most 3 % of the capacity is unexplained.
+// unexplained: at most 3 % of the capacity is unexplained, for the machine and for each node that has a machine to
+// itself.
 func unexplained(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	budgets := map[string]*cluster.Budget{}

@@ -31,7 +31,7 @@ repeat: 300%
 cluster: {where: {client: {apart: server}}}
 `
 
-// slowSidecar is ready after notReady, and is a sidecar container as Kubernetes has them.
+// slowSidecar makes the injected container a native sidecar of Kubernetes (restartPolicy) that is ready after notReady.
 const (
 	notReady    = 3 * time.Second
 	slowSidecar = `args: [burn, "16"]
@@ -40,8 +40,8 @@ const (
                        exec: {command: [/bin/web, get, "https://10.96.0.1/"]}}`
 )
 
-// upForSidecars starts a cluster of two nodes whose API server asks Tare's webhook about pods of an arm, and writes
-// the spec.
+// upForSidecars starts a cluster of two nodes whose API server calls Tare's webhook for the pods of an arm, and writes
+// the spec to file.
 func upForSidecars(t *testing.T, duration string, blocks int) (p *plugin, file string) {
 	t.Helper()
 	p = upWithPlugin(t, Options{Nodes: 2}, "kubectl-tare")
@@ -89,11 +89,11 @@ func TestSidecars(t *testing.T) {
 			}
 		}
 		for _, r := range tr.Validity.Reasons {
-			if r.Gate == "throttled" { // only the sidecars have a limit, which is a part of what is weighed
+			if r.Gate == "throttled" { // only the sidecars have a limit, which belongs to what is weighed
 				t.Errorf("trial %d of %s: %s", tr.Index, tr.Arm, r.Message)
 			}
 		}
-		// This metric would count what the whole machine did beside the nodes.
+		// This metric must be missing, because it would include what the machine does outside of the nodes.
 		if v, has := tr.Metrics["unexplained_cpu_seconds_per_request"]; has {
 			t.Errorf("trial %d of %s: %g s of a request are on no account", tr.Index, tr.Arm, v)
 		}
@@ -111,7 +111,7 @@ func TestSidecars(t *testing.T) {
 		for _, name := range []string{"sidecar.server", "sidecar.client"} {
 			of := tr.Components[name]
 			sum += of["subject_cpus"]
-			// A limit of 40m is a quota for each tenth of a second: in 2 s one period more may begin.
+			// A limit of 40m is a quota per 100 ms. A window of 2 s may include one period more than 20.
 			if cpus, memory := of["subject_cpus"], of["memory_hard_bytes"]; cpus < 0.01 || cpus > 0.044 || memory < 16<<20 {
 				t.Errorf("trial %d: %s uses %g CPUs, which may be 0.04, and %g bytes of memory", tr.Index, name, cpus, memory)
 			}
@@ -131,8 +131,8 @@ func TestSidecars(t *testing.T) {
 	}
 }
 
-// TestRunFaults causes faults in the trials of one run, one after the other: each fails its trial with what was done,
-// the trial is run again, and nothing is left.
+// TestRunFaults causes faults in the trials of one run, one after the other. Each fails its trial with an error that
+// describes the fault, the trial is run again, and nothing is left behind.
 func TestRunFaults(t *testing.T) {
 	long.Test(t, "4 min: pods, agents and a webhook that go away during a run")
 	p, file := upForSidecars(t, "4s", 4) // long enough for an agent to be killed in the window
@@ -163,7 +163,7 @@ func TestRunFaults(t *testing.T) {
 	trials := func() []record.Trial {
 		run, err := record.Read(dir)
 		if err != nil {
-			return nil // not begun, or a line is being written
+			return nil // the run has not begun, or a line is being written
 		}
 		return run.Trials
 	}
@@ -253,7 +253,7 @@ func TestRunFaults(t *testing.T) {
 		}
 	}
 
-	// If an image does not exist, only the pods' states tell that.
+	// Only the states of the pods say that an image does not exist.
 	if err := p.ApplyAgent(); err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 	"tare/test/long"
 )
 
-// dns is what sidecars find their control plane by: %s is its address.
+// dns is a DNS server by which sidecars find their control plane: %s stands for the control plane's address.
 const dns = `
 apiVersion: v1
 kind: Pod
@@ -31,7 +31,7 @@ metadata: {name: kube-dns, namespace: kube-system}
 spec: {clusterIP: 10.96.0.10, selector: {app: dns}, ports: [{port: 53, protocol: UDP}]}
 `
 
-// strict has Istio refuse what is not mutual TLS.
+// strict makes Istio refuse connections without mutual TLS.
 const strict = `
 apiVersion: security.istio.io/v1
 kind: PeerAuthentication
@@ -39,7 +39,7 @@ metadata: {name: default, namespace: istio-system}
 spec: {mtls: {mode: STRICT}}
 `
 
-// upWithIstio starts a cluster of two nodes with Istio, of the programs and images in the directory TARE_ISTIO:
+// upWithIstio starts a cluster of two nodes with Istio. The programs and images are in the directory TARE_ISTIO:
 // bin/istioctl, and images/pilot.tar and proxyv2.tar, named tare.test/NAME.
 func upWithIstio(t *testing.T) *plugin {
 	t.Helper()
@@ -55,7 +55,7 @@ func upWithIstio(t *testing.T) *plugin {
 		"values.global.nativeNftables=true", "values.pilot.resources.requests.cpu=50m",
 		"values.pilot.resources.requests.memory=128Mi", "values.global.proxy.resources.requests.cpu=20m",
 		"values.pilot.autoscaleEnabled=false",
-		// Istio's own Envoy has these filters, and that of the wheel does not.
+		// Istio's build of Envoy has these filters; Envoy's from the Python wheel does not.
 		"values.pilot.env.PILOT_ENABLE_ALPN_FILTER=false", "values.pilot.env.PILOT_ENABLE_METADATA_EXCHANGE=false",
 		"values.telemetry.v2.prometheus.enabled=false", "values.telemetry.enabled=false"} {
 		args = append(args, "--set", set)
@@ -65,7 +65,7 @@ func upWithIstio(t *testing.T) *plugin {
 		t.Fatal(err)
 	}
 	kubectl("create", "namespace", "istio-system")
-	eventually(t, func() string { // definitions must be there before what they define
+	eventually(t, func() string { // custom resource definitions must exist before their resources
 		_, err := p.kubectl(string(manifest), "apply", "--server-side", "--force-conflicts", "-f", "-")
 		if err != nil {
 			return err.Error()
@@ -98,7 +98,8 @@ func TestIstio(t *testing.T) {
 	}
 }
 
-// TestIstioHops runs the ready-made experiment for one sidecar and two in its quick form: one has one to pay for.
+// TestIstioHops runs the ready-made experiment for one sidecar and two in its quick form: the arm with one sidecar has
+// the cost of one, and the other arm that of two.
 func TestIstioHops(t *testing.T) {
 	long.Test(t, "6 min: one of Istio's sidecars and two, where TARE_ISTIO has Istio")
 	s := upWithIstio(t).readyMade(t, "cluster/istio-hops")

@@ -1,6 +1,7 @@
 // Package kube runs a Kubernetes cluster on this machine, for tests: Kubernetes' own components, containerd and runc,
-// which test/kube/build has put into the user's cache directory. Up starts one, and whatever happens to the test,
-// nothing of it is left: a watcher (test/kube/cluster) removes it when the test's process ends, however that ends.
+// which test/kube/build has put into the user's cache directory. Up starts a cluster. Whatever happens to the test,
+// nothing of the cluster is left: a watcher (test/kube/cluster) removes it when the test's process ends, however that
+// ends.
 //
 // A cluster is in separate namespaces. A node is like one of the tool kind, with separate PIDs and control groups; or a
 // machine node, which shares those of this machine; or an emulated machine with its own kernel and control groups of
@@ -33,19 +34,19 @@ import (
 
 // Options describe the cluster to start.
 type Options struct {
-	Name         string   // of its control group and directory; empty: a name by the process
-	Nodes        int      // real nodes, n1, n2, ...; 0: 1
-	MachineNodes int      // of these, how many (from n1) share the machine's PIDs and control groups
-	Emulated     int      // of these, how many (the last; not n1) are emulated machines, ready after a minute
-	Images       []string // archives of images that every node has, beside tare.test/web:1
-	GVisor       string   // directory with gVisor's runsc and its shim; then nodes have the handler runsc
+	Name         string   // of its control group and directory; if empty, made from the process's ID
+	Nodes        int      // number of real nodes, n1, n2, ...; 0 means 1
+	MachineNodes int      // how many of the nodes, from n1 on, share the machine's PIDs and control groups
+	Emulated     int      // how many of the nodes (the last ones, never n1) are emulated machines, ready after a minute
+	Images       []string // archives of images that every node has, in addition to tare.test/web:1
+	GVisor       string   // directory with gVisor's runsc and its shim; if set, nodes have the handler runsc
 }
 
 // Cluster is a running cluster.
 type Cluster struct {
 	Kubeconfig string   // an administrator's file; its server is a port of 127.0.0.1 that this process forwards
 	Nodes      []string // names
-	Dir        string   // what the cluster keeps; log/ in it has what each component says
+	Dir        string   // files of the cluster; log/ in it has the output of each component
 	Group      string   // control group of all of its processes, in every hierarchy: /NAME
 
 	bin     string
@@ -64,7 +65,7 @@ var names struct {
 	next int
 }
 
-// Bin is the directory with the programs of a cluster, kubectl among them.
+// Bin returns the directory with the programs of a cluster, kubectl among them.
 func Bin() (string, error) {
 	root, err := binary.Root()
 	if err != nil {
@@ -77,8 +78,8 @@ func Bin() (string, error) {
 	return filepath.Join(strings.TrimSpace(string(dir)), "bin"), nil
 }
 
-// Up starts a cluster that ends with the test, and skips the test where it is not built. When the test fails, it logs
-// the last errors of every component.
+// Up starts a cluster that ends with the test. It skips the test if the programs of a cluster have not been built. If
+// the test fails, Up logs the last errors of every component.
 func Up(t testing.TB, o Options) *Cluster {
 	t.Helper()
 	if _, err := Bin(); err != nil {
@@ -137,7 +138,7 @@ func Start(o Options) (_ *Cluster, err error) {
 		fmt.Sprint("NODES=", o.Nodes), fmt.Sprint("MACHINE_NODES=", o.MachineNodes),
 		fmt.Sprint("EMULATED_NODES=", o.Emulated), "EMULATED_CMDLINE="+vm.Cmdline, "GVISOR="+o.GVisor)
 	c.watcher.Dir = "/"
-	c.watcher.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C at the terminal is not for it
+	c.watcher.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // so that Ctrl-C at the terminal does not reach it
 	c.watcher.Stderr = &c.stderr
 	if c.stdin, err = c.watcher.StdinPipe(); err != nil {
 		return nil, err
@@ -186,7 +187,7 @@ func Start(o Options) (_ *Cluster, err error) {
 	return c, says("ready")
 }
 
-// images puts the archives of images where nodes import them.
+// images puts the archives of images where nodes import them from.
 func (c *Cluster) images(others []string) error {
 	to := filepath.Join(c.Dir, "images")
 	if err := image(filepath.Join(to, "pause.tar"), "tare.test/pause:1", "/pause",
@@ -255,7 +256,7 @@ func (c *Cluster) Dial(node, address string) (net.Conn, error) {
 		return nil, fmt.Errorf("connecting from %s: %w", node, err)
 	}
 	conn, err := net.DialTimeout("tcp", address, 30*time.Second)
-	if back := netns.Set(own); back != nil { // the thread, which may be the first, stays locked to this goroutine
+	if back := netns.Set(own); back != nil { // the thread, which may be the main one, stays locked to this goroutine
 		return conn, errors.Join(err, back)
 	}
 	runtime.UnlockOSThread()
@@ -285,8 +286,8 @@ func (c *Cluster) Apply(manifest string) error {
 	return err
 }
 
-// Simulate adds nodes that kwok plays, and returns when they are ready: fake-0001, fake-0002, ..., with a taint
-// kwok.x-k8s.io/node. Pods that are placed on them become ready, and nothing runs. Call it once.
+// Simulate adds nodes that kwok simulates, and returns when they are ready: fake-0001, fake-0002, ..., with a taint
+// kwok.x-k8s.io/node. Pods that are placed on them become ready, but nothing runs. Call it only once.
 func (c *Cluster) Simulate(nodes int) error {
 	if _, err := io.WriteString(c.stdin, "kwok\n"); err != nil {
 		return err
@@ -311,7 +312,7 @@ status:
 	}
 	ready := 0
 	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(500 * time.Millisecond) {
-		out, err := c.Kubectl("get", "nodes", "-l", "type=kwok", "--no-headers") // kubectl wait asks for one after another
+		out, err := c.Kubectl("get", "nodes", "-l", "type=kwok", "--no-headers") // kubectl wait asks for one after the other
 		if err != nil {
 			return err
 		}

@@ -84,7 +84,7 @@ func TestNothingIsLeft(t *testing.T) {
 			if err := cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
-			// Only what is there each time is left: other programs come and go.
+			// Other programs come and go, so only what is there each time counts as left behind.
 			var left map[string]bool
 			eventually(t, func() string {
 				now := machine(t, name)
@@ -174,8 +174,7 @@ func machine(t *testing.T, name string) map[string]bool {
 var volatile = regexp.MustCompile(`/random/|/ns_last_pid|-nr$|/nr$|inode-|dentry-state|_count$|/sched_domain/|/stat_refresh` +
 	`|/net/.*/(conf|neigh)/|/kernel/perf_event_max_sample_rate|/(bpf_stats_enabled|core_pattern)$`)
 
-// processesOf are those whose control group, environment or arguments name a cluster, each as its id and program's
-// name.
+// processesOf returns the processes whose control group, environment or arguments name a cluster, each as "ID NAME".
 func processesOf(t *testing.T, name string) (found []string) {
 	t.Helper()
 	dirs, err := filepath.Glob("/proc/[0-9]*")
@@ -197,7 +196,7 @@ func processesOf(t *testing.T, name string) (found []string) {
 	return found
 }
 
-// inUse says whether any process is in a namespace, such as "net:[4026532000]".
+// inUse reports whether any process is in a namespace, such as "net:[4026532000]".
 func inUse(ns string) bool {
 	kind, _, _ := strings.Cut(ns, ":")
 	links, _ := filepath.Glob("/proc/[0-9]*/ns/" + kind)

@@ -44,7 +44,7 @@ func TestTwentyNodes(t *testing.T) {
 	t.Logf("removed in %.1f s", time.Since(began).Seconds())
 }
 
-// TestThousandNodes: kwok plays 1,000 nodes beside a real one.
+// TestThousandNodes: kwok simulates 1,000 nodes beside a real one.
 func TestThousandNodes(t *testing.T) {
 	long.Test(t, "1 min: a thousand simulated nodes")
 	c := Up(t, Options{})

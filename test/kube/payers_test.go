@@ -36,8 +36,8 @@ spec:
   containers: [{name: main, image: "tare.test/web:1", args: [open, "20"]}]
 `
 
-// payers: of an eBPF program that runs where sockets are opened, the pod that opens three of four pays three quarters,
-// within the interval that the agent gives, about as often as the interval promises.
+// payers: an eBPF program runs whenever a socket is opened, so a pod that opens three sockets of four pays three
+// quarters of the program's run time. The agent's intervals hold the true share about as often as they promise.
 func payers(t *testing.T, c *Cluster, a *agent) {
 	if err := c.Apply(openers); err != nil {
 		t.Fatal(err)
@@ -54,14 +54,14 @@ func payers(t *testing.T, c *Cluster, a *agent) {
 	const name, windows = "planted_in_pods", 20
 	plant(t, name)
 	inside, split := 0, 0
-	for taken := 0; split < windows && taken < 2*windows; taken++ { // on a busy machine some have too few samples
+	for taken := 0; split < windows && taken < 2*windows; taken++ { // on a busy machine some windows have too few samples
 		before3, before1 := three(), one()
 		text, err := a.get("/v1/ledger?for=4s")
 		if err != nil {
 			t.Fatal(err)
 		}
 		opened3, opened1 := three()-before3, one()-before1
-		truth := opened3 / (opened3 + opened1) // about 3/4: a process that had to wait makes up for it
+		truth := opened3 / (opened3 + opened1) // about 3/4, because a process that had to wait catches up
 		var l ledger.Ledger
 		if err := json.Unmarshal(text, &l); err != nil {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func payers(t *testing.T, c *Cluster, a *agent) {
 	}
 }
 
-// openedBy is how many sockets a pod has opened.
+// openedBy returns how many sockets a pod has opened.
 func openedBy(t *testing.T, c *Cluster, ip string) float64 {
 	t.Helper()
 	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true,
@@ -104,7 +104,7 @@ func openedBy(t *testing.T, c *Cluster, ip string) float64 {
 	return n
 }
 
-// plant has an eBPF program run whenever a process of the machine opens a socket, until the test ends.
+// plant makes an eBPF program run whenever a process of the machine opens a socket, until the test ends.
 func plant(t *testing.T, name string) {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})
@@ -122,8 +122,8 @@ func plant(t *testing.T, name string) {
 	t.Cleanup(func() { _ = planted.Close() })
 }
 
-// shareOf returns the part of a program's run time that a pod of the shop pays, that part's interval, and the number of
-// samples of the program in all.
+// shareOf returns the share of a program's run time that a pod of the shop pays, the interval of that share, and the
+// total number of samples of the program.
 func shareOf(t *testing.T, l *ledger.Ledger, program, pod string) (share, lo, hi float64, samples int) {
 	t.Helper()
 	groups := map[string]string{} // pods by control group

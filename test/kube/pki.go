@@ -24,8 +24,8 @@ type authority struct {
 	pem  []byte
 }
 
-// issue makes a certificate from a template, signed by the authority, or by itself where there is none yet. It returns
-// the certificate and the key as PEM.
+// issue makes a certificate from a template, signed by the authority, or self-signed if the authority has no
+// certificate yet. It returns the certificate and the key as PEM.
 func (a *authority) issue(name string, t x509.Certificate) (cert, key []byte, err error) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -94,7 +94,8 @@ current-context: c
 }
 
 // certificates makes what a cluster needs in dir: an authority, the certificates of every component, and kubeconfigs.
-// It returns the path of the one for an administrator outside, who reaches the API server at an address of 127.0.0.1.
+// It returns the path of the kubeconfig for an administrator outside the cluster, who reaches the API server at an
+// address of 127.0.0.1, which the parameter outside gives.
 func certificates(dir, outside string, nodes map[string]string) (string, error) {
 	const server = "10.100.0.1:6443"
 	a := &authority{dir: dir}

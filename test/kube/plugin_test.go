@@ -54,7 +54,7 @@ func upWithPlugin(t *testing.T, o Options, others ...string) *plugin {
 	return &plugin{Up(t, o), path}
 }
 
-// command is kubectl tare as the administrator.
+// command returns a command that runs kubectl tare as the administrator.
 func (p *plugin) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(p.path, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+p.Kubeconfig)
@@ -75,7 +75,7 @@ func (p *plugin) tare(args ...string) (stdout, stderr string, code int) {
 	return out.String(), errs.String(), code
 }
 
-// weigh weighs the cluster.
+// weigh weighs the cluster with the given arguments, and returns the account that is printed as JSON.
 func (p *plugin) weigh(t *testing.T, wantCode int, args ...string) *cluster.Cluster {
 	t.Helper()
 	out, errs, code := p.tare(append([]string{"weigh", "-o", "json", "--image", agentImage}, args...)...)
@@ -143,7 +143,7 @@ func TestPlugin(t *testing.T) {
 	if c.Answered != 3 || c.Asked != 3 {
 		t.Fatalf("%d of %d nodes answered", c.Answered, c.Asked)
 	}
-	// All nodes took the window that was asked for.
+	// All nodes used the requested window.
 	for _, n := range c.Nodes {
 		if n.Start.Sub(c.Start).Abs() > time.Second || n.End.Sub(c.End).Abs() > time.Second ||
 			*n.Clock.UncertaintySeconds > 1 {
@@ -164,7 +164,7 @@ func TestPlugin(t *testing.T) {
 			t.Errorf("rows of %s add up to %g more than the total", view, d)
 		}
 	}
-	// The sidecar is tare of its pod, and the application is net.
+	// The sidecar counts as tare of its pod, and the application as net.
 	i := slices.IndexFunc(c.Workloads, func(r *cluster.Row) bool {
 		return r.Workload == "shop" && r.Kind == "Deployment"
 	})
@@ -197,7 +197,7 @@ func TestPlugin(t *testing.T) {
 			inPart = w.Count
 		}
 	}
-	// The nodes are containers that see only themselves, and the daemons of all count.
+	// The nodes are containers, each of which sees only itself.
 	if inPart != 3 {
 		t.Errorf("%d of 3 nodes are said to be a part of their machine: %+v", inPart, c.Warnings)
 	}
@@ -226,7 +226,7 @@ func (p *plugin) top(t *testing.T) {
 }
 
 // TestNodesWithoutAnswer: a node whose agent ends during the window, one that is cut off and one whose answer trickles
-// are named, and the fourth is right.
+// are named as missing, and the figures of the fourth are right.
 func TestNodesWithoutAnswer(t *testing.T) {
 	long.Test(t, "50 s: waits for a node that is cut off")
 	p := upWithPlugin(t, Options{Nodes: 4})
@@ -313,7 +313,7 @@ func (p *plugin) kill(t *testing.T, name, in string) {
 	t.Fatalf("no %s runs in %s", name, in)
 }
 
-// component is a process of the control plane.
+// component returns a process of the control plane.
 func (p *plugin) component(t *testing.T, name string) *os.Process {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(p.Dir, "pids", name))
@@ -383,8 +383,8 @@ func TestWeighKilled(t *testing.T) {
 	}
 }
 
-// TestInstalled: a user with only the documented rights can weigh the cluster with temporary agents. Agents that are
-// installed serve weigh but no tenant, and uninstall leaves nothing of them.
+// TestInstalled: a user with only the documented rights can weigh the cluster with temporary agents. Installed agents
+// answer kubectl tare weigh but no tenant, and uninstall leaves nothing of them.
 func TestInstalled(t *testing.T) {
 	p := upWithPlugin(t, Options{Nodes: 1})
 	rights, err := os.ReadFile("../../deploy/kubernetes/weigh.yaml")
@@ -408,8 +408,8 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 		}
 	}
 
-	// Temporary agents, by the documented rights and without any.
-	eventually(t, func() string { // the API server learns of roles a moment later
+	// Temporary agents, with the documented rights and without any.
+	eventually(t, func() string { // roles take effect a moment later
 		out, _, code := p.tare("doctor", "--as", "weigher")
 		if code != 0 || !strings.Contains(out, "ok  rights") ||
 			!strings.Contains(out, "--  run        no experiments in default, ") ||
@@ -604,7 +604,7 @@ func TestProtected(t *testing.T) {
 	}
 }
 
-// TestPluginTwentyNodes: twenty nodes take one window. How long that takes is logged.
+// TestPluginTwentyNodes: twenty nodes are weighed in one window. How long that takes is logged.
 func TestPluginTwentyNodes(t *testing.T) {
 	long.Test(t, "1 min: twenty nodes weighed")
 	p := upWithPlugin(t, Options{Nodes: 20})

@@ -51,7 +51,7 @@ spec:
       - {name: opener, image: "tare.test/web:1", args: [open, "20"]}
 `
 
-// upForRuns starts a cluster of two nodes with something to weigh, and writes the spec.
+// upForRuns starts a cluster of two nodes with something to weigh, and writes the spec to file.
 func upForRuns(t *testing.T) (p *plugin, file string) {
 	t.Helper()
 	p = upWithPlugin(t, Options{Nodes: 2}, "kubectl-tare")
@@ -137,8 +137,8 @@ func (p *plugin) noRunLeft(t *testing.T) {
 	})
 }
 
-// TestRunGoesOn: a run does not need the command that has started it, or the API server all the time; where it ends
-// before its time, what was measured is kept, with the reason, and nothing is left in the cluster.
+// TestRunGoesOn: a run needs neither the command that has started it nor a permanently available API server. If it ends
+// early, what was measured is kept, with the reason, and nothing is left in the cluster.
 func TestRunGoesOn(t *testing.T) {
 	long.Test(t, "6 min: runs in pods that are interrupted, and whose parts are killed")
 	p := upWithPlugin(t, Options{Nodes: 2}, "kubectl-tare")
@@ -170,7 +170,7 @@ func TestRunGoesOn(t *testing.T) {
 			}
 		}
 	}
-	// partial waits for a run that ends before its time.
+	// partial waits for the run, which must end early and keep some results (exit code 4).
 	partial := func(t *testing.T, b begun, says ...string) {
 		t.Helper()
 		_ = b.Wait()
@@ -211,7 +211,7 @@ func TestRunGoesOn(t *testing.T) {
 		if err := attach.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(3 * time.Second) // not a deadline: it is attached
+		time.Sleep(3 * time.Second) // not a deadline: until the second command is attached
 		server := p.component(t, "kube-apiserver")
 		signal(t, server, syscall.SIGSTOP)
 		time.Sleep(30 * time.Second)
@@ -344,7 +344,7 @@ metadata: {name: tare-experiments, labels: {pod-security.kubernetes.io/enforce: 
 			}
 		}
 	}
-	// A coordinator that somebody has taken over has no way to a node's root: it makes pods in its own namespace alone.
+	// A coordinator that an attacker has taken over cannot become root on a node: it can make pods only in its namespace.
 	coordinator := []string{"--as", "system:serviceaccount:" + namespace + ":" + name}
 	may(coordinator, "yes", "create pods -n "+namespace, "create pods --subresource=portforward -n kube-system")
 	may(coordinator, "no", "create pods -n kube-system", "create daemonsets.apps -n kube-system", "create pods -n default",

@@ -1,5 +1,5 @@
 // Package lines checks the length of lines in the files that golangci-lint does not read: Markdown, YAML, C and
-// TypeScript. Tests that write pages wrap their text by it.
+// TypeScript. Tests that generate pages wrap their text with it.
 package lines
 
 import (

@@ -13,11 +13,11 @@ import (
 
 var endings = []string{".md", ".yaml", ".yml", ".c", ".h", ".ts"}
 
-// notOurs are the directories without files that people write.
+// notOurs are the directories whose files are not written by hand.
 var notOurs = []string{".git", "bin", "web/node_modules", "web/dist", "internal/results/report/testdata",
 	"internal/kube/clusterreport/testdata"}
 
-// address matches a web address so long that its line may be, too.
+// address matches a web address so long that its line may be too long as well.
 var address = regexp.MustCompile(`https?://\S{40}`)
 
 func TestLines(t *testing.T) {
@@ -52,8 +52,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// tooLong lists the numbers of the lines that are too long, counted from 1. Markdown cannot break rows of tables and
-// code.
+// tooLong lists the numbers of the lines that are too long, counted from 1. In Markdown, rows of tables and code may be
+// longer, because they cannot be broken.
 func tooLong(text, ending string) []int {
 	var numbers []int
 	fence := false

@@ -1,5 +1,5 @@
-// Package meshmodel says what a data plane does with connections by a configuration. Tests compare stores, control
-// planes and translations with this model.
+// Package meshmodel is a model of what a data plane with a given configuration does with connections. Tests compare
+// stores, control planes and translations with this model.
 package meshmodel
 
 import (
@@ -10,8 +10,8 @@ import (
 	"tare/internal/mesh"
 )
 
-// Answer is a verdict, and for Accept where connections may go, and what part of them: parts sum to 1, less what is
-// refused (see Find).
+// Answer is a verdict and, if that is Accept, the endpoints to which connections may go, each with its part of the
+// connections. The parts sum to 1 minus the part that is refused (see Find).
 type Answer struct {
 	Verdict mesh.Verdict
 	Parts   map[Destination]float64
@@ -29,7 +29,7 @@ func Clone(c *mesh.Config) *mesh.Config {
 	return &mesh.Config{Clusters: maps.Clone(c.Clusters), Listeners: maps.Clone(c.Listeners)}
 }
 
-// All is the change that makes an empty configuration into c, in order of name.
+// All returns the change that turns an empty configuration into c, in order of name.
 func All(c *mesh.Config) (change mesh.Change) {
 	for _, name := range slices.Sorted(maps.Keys(c.Clusters)) {
 		change.Clusters = append(change.Clusters, c.Clusters[name])
@@ -40,9 +40,9 @@ func All(c *mesh.Config) (change mesh.Change) {
 	return change
 }
 
-// Find answers a question. A listener with the very address goes before one for any address; two listeners of one
-// protocol must not have the same address. A weighted cluster that does not exist, or has no endpoint that takes
-// connections, keeps its share, which is refused: Parts then sum to less than 1.
+// Find returns what happens to a connection. A listener at exactly its address precedes one for any address; two
+// listeners of one protocol must not have the same address. A weighted cluster that does not exist, or has no endpoint
+// that takes connections, keeps its share, which is refused: Parts then sum to less than 1.
 func Find(c *mesh.Config, q mesh.Question) Answer {
 	l := listener(c, q)
 	if l == nil {

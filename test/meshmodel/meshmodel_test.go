@@ -51,7 +51,7 @@ func TestFind(t *testing.T) {
 		to       string
 		protocol mesh.Protocol
 		want     mesh.Verdict
-		parts    []float64 // of a, and of each endpoint of b
+		parts    []float64 // of the endpoint of a, and of the first endpoint of b
 	}{
 		{"10.1.0.1:80", mesh.TCP, mesh.Accept, []float64{1, 0}},
 		{"[::ffff:10.1.0.1]:80", mesh.TCP, mesh.Accept, []float64{1, 0}},
@@ -73,7 +73,7 @@ func TestFind(t *testing.T) {
 			}
 		}
 	}
-	// A clone stands by itself, and All makes it again.
+	// A change of a clone leaves the original as it was, and All rebuilds the original.
 	clone := Clone(c)
 	clone.Apply(mesh.Change{RemovedClusters: []string{"a", "nobody"}, RemovedListeners: []string{"one"}})
 	if len(c.Clusters) != 3 || len(clone.Clusters) != 2 || len(clone.Listeners) != 4 {

@@ -13,7 +13,7 @@ import (
 var pools = []metric.Pool{metric.Merged, metric.Sum, metric.Largest, metric.Mean, metric.PerConnection,
 	metric.PerRequest, metric.PerEvent, metric.PerExpected, metric.Machine, metric.Counts, metric.Nodes}
 
-// Check says what is wrong with a definition; nil where nothing is.
+// Check returns an error that says what is wrong with a definition, or nil if nothing is.
 func Check(d metric.Definition) error {
 	switch {
 	case d.Name == "":

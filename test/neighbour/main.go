@@ -1,11 +1,11 @@
 // Command neighbour takes a part of every CPU away, as a busy tenant of the same machine does: in bursts of random
-// length at real-time priority, which nothing of the ordinary scheduler interrupts. Tests and campaigns use it to see
-// what holds on a noisy machine.
+// length at real-time priority, which no ordinary process interrupts. Tests and campaigns use it to see which of Tare's
+// promises hold on a noisy machine.
 //
 //	go run ./test/neighbour [-for 60s] [-part 0.5] [-seed 1] [-log]
 //
-// It ends after its time, at SIGINT or SIGTERM, and with its parent, and leaves nothing. With -log it prints a line of
-// JSON for each burst: {"cpu":0,"from_ns":123,"to_ns":456}, the times by CLOCK_MONOTONIC.
+// It ends after the given time, on SIGINT or SIGTERM, and with its parent, and leaves nothing behind. With -log it
+// prints a line of JSON for each burst: {"cpu":0,"from_ns":123,"to_ns":456}, the times by CLOCK_MONOTONIC.
 package main
 
 import (

@@ -1,5 +1,5 @@
 // Package owned names control groups and directories of tests after the process that makes them, as the control groups
-// of runs are named. By the name, what a killed test has left is known to be left over: "tare clean" removes such
+// of runs are named. From the name it can be seen whether a killed test left them behind: "tare clean" removes such
 // groups, and test/run removes groups and directories.
 package owned
 
@@ -10,7 +10,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Name is tare-test-<what>-p<pid>-t<start time>.
+// Name returns tare-test-<what>-p<pid>-t<start time>, with the ID and start time of this process.
 func Name(what string) string {
 	self, err := proc.FS{}.Identify()
 	if err != nil {

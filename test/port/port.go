@@ -1,4 +1,4 @@
-// Package port gives tests ports for programs that cannot say which one they were given.
+// Package port gives tests ports for programs that cannot choose a free port and report it.
 package port
 
 import (
@@ -11,7 +11,8 @@ import (
 )
 
 // The ports are below those that the kernel gives to programs that ask for any port (ip_local_port_range, from 32768
-// on): after a port was found free, no such program gets it before the test's program listens at it.
+// on), so that no such program takes a port between the check that it is free and the time when the test's program
+// listens.
 const (
 	first = 20_000
 	last  = 32_000

@@ -29,7 +29,7 @@ const (
 	maxUsed   = 0.10
 )
 
-// Noise is what disturbed a stretch of time.
+// Noise is what disturbed the machine during some time.
 type Noise struct {
 	Seconds float64 // how long it was
 	CPUs    int
@@ -39,10 +39,10 @@ type Noise struct {
 	Used float64
 }
 
-// Capacity is the CPU time that there was.
+// Capacity returns the CPU time that the machine had in that time, in seconds.
 func (n Noise) Capacity() float64 { return n.Seconds * float64(n.CPUs) }
 
-// quiet says whether tests that need quiet can run in such noise.
+// quiet reports whether tests that need a quiet machine can run in such noise.
 func (n Noise) quiet() bool {
 	return n.Stolen < maxStolen*n.Capacity() && n.Used < maxUsed*n.Capacity()
 }
@@ -51,7 +51,7 @@ func (n Noise) String() string {
 	return fmt.Sprintf("%.1f %% stolen, %.1f %% used by others", 100*n.Stolen/n.Capacity(), 100*n.Used/n.Capacity())
 }
 
-// Watch adds up what disturbs the machine from its start on.
+// Watch adds up what disturbs the machine after Start.
 type Watch struct {
 	at   time.Time
 	stat proc.Stat
@@ -80,7 +80,7 @@ func start() (*Watch, error) {
 	return &Watch{at: time.Now(), stat: s, own: own}, nil
 }
 
-// Noise is what has disturbed the machine since the start. It can be read again.
+// Noise returns what has disturbed the machine since Start. It can be called again.
 func (w *Watch) Noise(t testing.TB) Noise {
 	t.Helper()
 	n, err := w.noise()
@@ -103,10 +103,10 @@ func (w *Watch) noise() (Noise, error) {
 	}, nil
 }
 
-// busy is the CPU time of processes.
+// busy returns the CPU time of all processes, in seconds.
 func busy(s proc.Stat) float64 { return s.User + s.Nice + s.System }
 
-// ownTime is the CPU time of this process and of the children that it has waited for.
+// ownTime returns the CPU time of this process and of the children that it has waited for, in seconds.
 func ownTime() (seconds float64, err error) {
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var u unix.Rusage
@@ -118,8 +118,8 @@ func ownTime() (seconds float64, err error) {
 	return seconds, nil
 }
 
-// Wait returns as soon as the machine has been quiet for a stretch, and skips the test if that does not come about in
-// time. It is called before the test starts anything of its own.
+// Wait returns as soon as the machine has been quiet for a stretch of time, and skips the test if that does not happen
+// within atMost. Call it before the test starts any process.
 func Wait(t testing.TB, stretch, atMost time.Duration) {
 	t.Helper()
 	err := wait(stretch, atMost, func() (func() (Noise, error), error) {
@@ -137,7 +137,7 @@ func Wait(t testing.TB, stretch, atMost time.Duration) {
 	}
 }
 
-// wait is Wait with the means to watch and to sleep.
+// wait is Wait with replaceable functions for watching the machine and sleeping.
 func wait(stretch, atMost time.Duration, watch func() (func() (Noise, error), error), sleep func(time.Duration)) error {
 	var least Noise
 	for waited := time.Duration(0); waited == 0 || waited+stretch <= atMost; waited += stretch {

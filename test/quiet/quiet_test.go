@@ -16,7 +16,7 @@ func TestWait(t *testing.T) {
 	stolen.Stolen, used.Used = 0.3, 1
 	for _, c := range []struct {
 		name  string
-		noise []Noise // of one stretch after the other
+		noise []Noise // in one stretch after the other
 		looks int
 		err   string // part of it; none when empty
 	}{
@@ -52,8 +52,8 @@ func TestSeesANeighbour(t *testing.T) {
 		t.Fatal(err)
 	}
 	took := neighbour.Taken(p.Bursts(), from, to)
-	// The kernel counts by ticks, of 10 ms at most: each of some 100 bursts is off by up to one, either way, so all by
-	// 50 ms (1 sigma).
+	// The kernel counts in ticks of at most 10 ms. Each of some 100 bursts is off by up to one tick, either way, so all of
+	// them by 50 ms (1 sigma).
 	if got := n.Used + n.Stolen; took < 1 || got < took-0.2 {
 		t.Errorf("%.3f s used and %.3f s stolen, the neighbour took %.3f s", n.Used, n.Stolen, took)
 	}

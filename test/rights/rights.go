@@ -12,14 +12,14 @@ import (
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 )
 
-// Without calls do on a separate thread without any capability, which reads files as user 65534. Other goroutines that
-// do() starts have all rights.
+// Without calls the function do on a separate thread that has no capability and reads files as user 65534. Goroutines
+// that the function starts have all rights.
 func Without(t testing.TB, do func()) {
 	t.Helper()
 	without(t, func() error { return nil }, do)
 }
 
-// WithoutProc is Without where /proc hides the processes of other users (hidepid of proc(5)).
+// WithoutProc is Without on a thread whose /proc hides the processes of other users (hidepid of proc(5)).
 func WithoutProc(t testing.TB, do func()) {
 	t.Helper()
 	without(t, func() error {

@@ -1,5 +1,5 @@
-// Package ring makes up meshes for tests and benchmarks of control planes: services of which each is called by the next
-// few alone, so that what a proxy receives does not grow with the mesh.
+// Package ring makes meshes for tests and benchmarks of control planes. Each service is called only by the next few
+// services, so that what a proxy receives does not grow with the mesh.
 package ring
 
 import (
@@ -11,11 +11,11 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
-// Mesh is services "s0" and on, and proxies "p0" and on, of which proxy i serves service i modulo Services.
+// Mesh has services "s0", "s1", ..., and proxies "p0", "p1", ..., of which proxy i serves service i modulo Services.
 type Mesh struct {
 	Services int
 	Proxies  int    // default: one for each service
-	Calls    int    // how many services the proxies of a service call, by policy: those just before it
+	Calls    int    // number of services that a proxy may call by policy: those just before its own
 	MTLS     string // default: off
 }
 
@@ -44,7 +44,7 @@ func ChangeOf(a *endpointv3.ClusterLoadAssignment) (service, change int, ok bool
 	return int(b[2])<<8 | int(b[3]), int(s.GetPortValue()), b[0] == 10 && b[1] == 200
 }
 
-// Config is the mesh as it is after a change of all services.
+// Config returns the mesh as it is after the given change of all services.
 func (m Mesh) Config(change int) *proxyconfig.Config {
 	c := &proxyconfig.Config{Discovery: "policy", MTLS: m.MTLS}
 	for i := range m.Services {

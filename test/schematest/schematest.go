@@ -53,7 +53,7 @@ func Lines(text []byte) error {
 	return nil
 }
 
-// strict is the published schema of a format, without further fields in objects whose fields it lists.
+// strict returns the published schema of a format, changed so that it rejects fields that it does not list.
 func strict(format string) (*jsonschema.Resolved, error) {
 	lock.Lock()
 	defer lock.Unlock()
@@ -77,7 +77,7 @@ func strict(format string) (*jsonschema.Resolved, error) {
 	return r, nil
 }
 
-// closed makes a schema allow no further fields.
+// closed makes each object of a schema that lists fields reject other fields.
 func closed(s *jsonschema.Schema) {
 	if s == nil {
 		return

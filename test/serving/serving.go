@@ -1,4 +1,4 @@
-// Package serving lets tests use something that serves until a context ends, as the processes of guests do.
+// Package serving runs functions that serve until a context ends, as the processes of guests do, for tests.
 package serving
 
 import (

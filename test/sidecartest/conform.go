@@ -38,7 +38,7 @@ import (
 	"tare/test/serving"
 )
 
-// Options says in what a kind of proxies differs from the others.
+// Options describes how a kind of proxies differs from the others.
 type Options struct {
 	// Identities says that the proxy of the server checks whose certificate it is shown, and not only who signed it.
 	Identities bool
@@ -46,7 +46,8 @@ type Options struct {
 	Files bool
 	// Blind says that the proxy does not learn where redirected connections were going.
 	Blind bool
-	// Validate has the proxy's own program check the configuration in a directory; nil: it has no such check.
+	// Validate makes the proxy's own program check the configuration in a directory. It is nil if the program has no such
+	// check.
 	Validate func(t *testing.T, found sidecar.Found, dir string)
 	// Needs is the program that the tests need; they are skipped without it.
 	Needs string
@@ -77,10 +78,10 @@ func Conform(t *testing.T, p sidecar.Proxy, o Options) {
 	})
 }
 
-// temporary gives the test a directory for temporary files of its own.
+// temporary makes the test's temporary files go to a new directory, which it returns.
 func temporary(t *testing.T) string {
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o755); err != nil { // proxies that give up root must pass
+	if err := os.Chmod(dir, 0o755); err != nil { // proxies that give up root must be able to pass through it
 		t.Fatal(err)
 	}
 	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
@@ -103,7 +104,7 @@ func nothingLeft(t *testing.T, dir string, pids []int) {
 	}
 }
 
-// pidsOf are the processes of some proxies.
+// pidsOf returns the IDs of all processes of some proxies.
 func pidsOf(found []sidecar.Found) (pids []int) {
 	for _, f := range found {
 		for _, p := range f.Processes {
@@ -113,8 +114,8 @@ func pidsOf(found []sidecar.Found) (pids []int) {
 	return pids
 }
 
-// traffic: requests get through any number of proxies, on connections that are kept open, and the proxies are as they
-// should be: they have the workers that were asked for, keep their files private, and report on themselves.
+// traffic: requests get through any number of proxies, on connections that are kept open. The proxies have the
+// requested number of workers, keep their files private, and report on themselves.
 func traffic(t *testing.T, g sidecar.Guest, o Options) {
 	for _, c := range []struct{ hops, mtls, workers string }{
 		{"0", "true", "1"}, {"1", "true", "1"}, {"2", "false", "1"}, {"2", "true", "2"},
@@ -133,7 +134,7 @@ func traffic(t *testing.T, g sidecar.Guest, o Options) {
 					t.Fatalf("the answer is %q, want %q", got, want)
 				}
 			}
-			// One connection of the client's, by which each worker may have connected once.
+			// The client has one connection. Each worker may have connected to the application once because of it.
 			if n := app.Connections.Load() - ready; n > 4 {
 				t.Errorf("%d requests took %d connections to the application", requests, n)
 			}
@@ -155,8 +156,8 @@ func traffic(t *testing.T, g sidecar.Guest, o Options) {
 	}
 }
 
-// bytesThrough: what is no request of HTTP gets through as well, where the proxies carry bytes, and one connection
-// opens one at each hop.
+// bytesThrough: if the proxies carry bytes, what is not HTTP gets through as well, and one connection opens one at each
+// hop.
 func bytesThrough(t *testing.T, g sidecar.Guest) {
 	set := param.Values{"protocol": sidecar.ProtocolTCP}
 	if err := g.Installed(t.Context(), Part(g, set).Options); err != nil {
@@ -199,7 +200,7 @@ func bytesThrough(t *testing.T, g sidecar.Guest) {
 	x.NoFailure()
 }
 
-// protocols: HTTP/2 and gRPC get through with a body of 1 MiB, and reach the application as what they are.
+// protocols: HTTP/2 and gRPC get through with a body of 1 MiB, and reach the application in the same protocol.
 func protocols(t *testing.T, g sidecar.Guest) {
 	large := strings.Repeat("large ", 1<<20/6)
 	for _, protocol := range []string{sidecar.ProtocolHTTP2, sidecar.ProtocolGRPC} {
@@ -259,7 +260,7 @@ func protocols(t *testing.T, g sidecar.Guest) {
 	}
 }
 
-// over2 is a client of HTTP/2 by prior knowledge.
+// over2 returns a client that speaks HTTP/2 without negotiation (prior knowledge).
 func over2() *http.Client {
 	p := new(http.Protocols)
 	p.SetUnencryptedHTTP2(true)
@@ -289,7 +290,7 @@ func post(t *testing.T, client *http.Client, address, path, body string) string 
 	return string(heard)
 }
 
-// dirsOf is the directory of a proxy.
+// dirsOf returns the directory of a proxy.
 func dirsOf(t *testing.T, dir string, f sidecar.Found) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, "tare-scratch-sidecar-*", f.Component+"-"+f.App))
@@ -299,8 +300,8 @@ func dirsOf(t *testing.T, dir string, f sidecar.Found) string {
 	return found[0]
 }
 
-// looks: a proxy has processes, as many threads as workers were asked for, and a command line, and it left nothing
-// unsaid about itself.
+// looks: a proxy has processes, at least the requested number of threads, and a command line, and its evidence lacks
+// nothing.
 func looks(t *testing.T, f sidecar.Found, workers string) {
 	t.Helper()
 	if len(f.Processes) == 0 || f.Unsaid != "" || f.Command == "" {
@@ -317,7 +318,7 @@ func looks(t *testing.T, f sidecar.Found, workers string) {
 	}
 }
 
-// private: nobody but their owner reads the files of proxies.
+// private: only their owner can read the files of proxies.
 func private(t *testing.T, dir string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -335,11 +336,11 @@ func private(t *testing.T, dir string) {
 	}
 }
 
-// serverOf is where the proxy of a server listens.
+// serverOf returns the address at which the proxy of a server listens.
 func serverOf(p *Proxies, app string) string { return p.Found(sidecar.Server, app).Listen }
 
-// strict: with mTLS the proxy of the server takes nothing but what the right client brings, and not one request of
-// anybody else reaches the application.
+// strict: with mTLS the proxy of the server accepts only requests with the right client's certificate, and no other
+// request reaches the application.
 func strict(t *testing.T, g sidecar.Guest, o Options) {
 	dir := temporary(t)
 	app, other := NewApp(t, "server"), NewApp(t, "other")
@@ -375,7 +376,7 @@ func strict(t *testing.T, g sidecar.Guest, o Options) {
 		}
 		before++
 		alike(t, at, *own)
-		// Signed by the same root, for somebody else.
+		// This certificate is signed by the same root, but for another identity.
 		if err := tlsRequest(at, []tls.Certificate{readIdentity(t, dir, sidecar.Client, "other")}); o.Identities &&
 			err == nil {
 			t.Error("the certificate of another identity was taken")
@@ -409,10 +410,10 @@ func rawRequest(at string) (string, error) {
 	return string(said), err
 }
 
-// tlsRequest makes a request over TLS with some certificates. It is an error unless the application answered.
+// tlsRequest makes a request over TLS with some certificates. It returns an error unless the application answered.
 func tlsRequest(at string, certs []tls.Certificate) error {
 	tr := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
-		Certificates: certs, InsecureSkipVerify: true, // who serves is not the question here
+		Certificates: certs, InsecureSkipVerify: true, // the identity of the server does not matter here
 	}}
 	resp, err := (&http.Client{Transport: tr, Timeout: 30 * time.Second}).Get("https://" + at + "/")
 	if err != nil {
@@ -425,7 +426,7 @@ func tlsRequest(at string, certs []tls.Certificate) error {
 	return nil
 }
 
-// alike: all proxies of servers speak TLS in the same way, and resume no session.
+// alike: the server proxies of all kinds use the same TLS version, cipher suite and curve, and resume no session.
 func alike(t *testing.T, at string, cert tls.Certificate) {
 	t.Helper()
 	sessions := tls.NewLRUClientSessionCache(4)
@@ -600,8 +601,8 @@ func foreign(t *testing.T) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// killed: a proxy that dies fails the trial with its name and the signal, and so does a worker that its first process
-// replaces. Nothing is left of it.
+// killed: a proxy that dies fails the trial with its name and the signal. So does a worker, even if the proxy's first
+// process would replace it. Nothing of the proxy is left.
 func killed(t *testing.T, g sidecar.Guest) {
 	for _, component := range []string{sidecar.Client, sidecar.Server} {
 		t.Run(component, func(t *testing.T) {
@@ -690,7 +691,7 @@ func unready(t *testing.T, g sidecar.Guest) {
 		t.Fatal(err)
 	}
 	address := l.Addr().String()
-	_ = l.Close() // nobody serves there now
+	_ = l.Close() // no process listens there now
 	dir := temporary(t)
 	x := NewTrial(t, map[string]string{"server": address})
 	p, err := x.Start(g, param.Values{"ready-timeout": "300ms"}) // deadline under test
@@ -702,8 +703,8 @@ func unready(t *testing.T, g sidecar.Guest) {
 	nothingLeft(t, dir, nil)
 }
 
-// missing: a program that is not there is an error of the machine that says how to get it, and one whose path is wrong
-// an error of use.
+// missing: if the program is not installed, the error is one of the machine and says how to get it. If the program's
+// path is wrong, the error is one of use.
 func missing(t *testing.T, g sidecar.Guest) {
 	t.Setenv("PATH", t.TempDir())
 	o := Part(g, param.Values{"program": "no-such-proxy"}).Options
@@ -727,8 +728,8 @@ func missing(t *testing.T, g sidecar.Guest) {
 	}
 }
 
-// RunsAs checks that at least one process with the given name, which is that of the processes that carry requests, has
-// no rights: its real, effective and saved user ID are uid.
+// RunsAs checks that at least one process named comm, the name of the processes that carry requests, has no rights: its
+// real, effective and saved user ID are uid.
 func RunsAs(t *testing.T, f sidecar.Found, comm, uid string) {
 	t.Helper()
 	without := 0

@@ -18,8 +18,8 @@ import (
 	"tare/internal/mesh/sidecar"
 )
 
-// loadEnv makes the test's binary a load: it makes requests to an address, each by a connection of its own, and prints
-// what was answered.
+// loadEnv is the environment variable that turns the test's binary into a load: it makes requests to the address in the
+// variable, each on a new connection, and prints the answers.
 const loadEnv = "TARE_TEST_LOAD"
 
 const loadRequests = 5
@@ -38,8 +38,8 @@ func load(address string) {
 	}
 }
 
-// redirected: in pods requests get through in each way that the proxy says it can take, from processes of the load, by
-// the addresses that were to be redirected; and nobody gets past the proxies, or to them by another way.
+// redirected: in pods, requests from processes of the load to redirected addresses get through, in each way of
+// redirection that the proxy supports. No client gets past the proxies, or reaches them in another way.
 func redirected(t *testing.T, g sidecar.Guest, o Options) {
 	for _, c := range []struct{ way, hops string }{
 		{redirect.Explicit, "0"}, {redirect.Explicit, "2"}, {redirect.IPTables, "2"}, {redirect.TPROXY, "1"},
@@ -107,7 +107,7 @@ func appInPod(t *testing.T, x *Trial) *App {
 	return app
 }
 
-// in does something on a thread that is in a network namespace.
+// in calls a function on a thread that is in a network namespace.
 func in(t *testing.T, path string, do func() error) {
 	t.Helper()
 	n, err := link.OpenNamespace(path)
@@ -153,7 +153,7 @@ func notPast(t *testing.T, x *Trial, e *sidecar.Evidence, o Options) {
 				err = dialled
 				return nil
 			}
-			// The connection is of the pod, wherever it is read.
+			// The connection belongs to the pod, whichever thread reads from it.
 			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 				DialContext: func(context.Context, string, string) (net.Conn, error) { return c, nil }}}
 			resp, got := client.Get("http://" + address + "/past")

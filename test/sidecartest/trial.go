@@ -1,5 +1,5 @@
-// Package sidecartest runs a kind of sidecar proxies in a trial of its own, with real programs in real control groups,
-// and tests that they do what every kind must do.
+// Package sidecartest runs a kind of sidecar proxies in a minimal trial, with real programs in real control groups, and
+// tests that they do what every kind must do.
 package sidecartest
 
 import (
@@ -52,12 +52,12 @@ func Main(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Trial is what proxies see of a trial.
+// Trial is the part of a trial that proxies see.
 type Trial struct {
 	kind.Trial // nil: a method that Trial itself does not have panics
 	T          *testing.T
 	Tree       *placement.Tree
-	SelfPath   string // of the tare binary
+	SelfPath   string // path of the tare binary
 	Failed     chan error
 	Readings   []string // the further readings of counters that proxies asked for
 
@@ -72,7 +72,7 @@ type Trial struct {
 	warned  []string
 }
 
-// application is an application of a setup, as far as proxies look at it: what it speaks.
+// application is an application of which proxies look only at the protocol.
 type application string
 
 func (a application) About() kind.About { return kind.About{Name: string(a), Protocol: string(a)} }
@@ -82,8 +82,8 @@ func (x *Trial) Speaking(app, protocol string) {
 	x.setup.Applications[app].Kind = application(protocol)
 }
 
-// NewTrial makes a trial with some applications, by their addresses. It skips the test where there are no control
-// groups to be had.
+// NewTrial makes a trial with some applications, given by their addresses. It skips the test if it does not run as
+// root, which control groups need.
 func NewTrial(t *testing.T, apps map[string]string) *Trial {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -151,7 +151,7 @@ func (x *Trial) client(t *testing.T) int {
 	return first
 }
 
-// Fail keeps why the trial failed.
+// Fail keeps the reason why the trial failed.
 func (x *Trial) Fail(err error) {
 	select {
 	case x.Failed <- err:
@@ -212,7 +212,7 @@ func (x *Trial) StartSubject(
 	return p, nil
 }
 
-// starter gives how a process is started in a group, and in the network that the proxies have for it.
+// starter returns how to start a process in a group, and in the network that the proxies have for it.
 func (x *Trial) starter(g kind.Group, as kind.Role, name string) (child.Starter, error) {
 	n, ok := x.part.(kind.Networked)
 	if !ok {
@@ -240,7 +240,7 @@ func (x *Trial) WorkDir() string {
 	return path.Dir(g.V2Dir())
 }
 
-// Part is the part of an experiment with some settings, whose defaults are filled in as in a spec.
+// Part returns the part of an experiment with some settings. The others have their defaults, as in a spec.
 func Part(g kind.Guest, set param.Values) *kind.Part {
 	settings := g.About().Settings
 	o := param.Defaults(settings)
@@ -256,7 +256,7 @@ type Proxies struct {
 	part  any
 }
 
-// Start starts the proxies of a trial. The error is that of their Start. The test ends them.
+// Start starts the proxies of a trial, and returns the error of their Start. The proxies end with the test.
 func (x *Trial) Start(g sidecar.Guest, set param.Values) (*Proxies, error) {
 	x.T.Helper()
 	p, err := x.join(g, set)
@@ -266,7 +266,7 @@ func (x *Trial) Start(g sidecar.Guest, set param.Values) (*Proxies, error) {
 	return p, p.part.(kind.Starter).Start(x.T.Context())
 }
 
-// join makes proxies those of the trial, before they start.
+// join makes proxies the subject of the trial, before they start.
 func (x *Trial) join(g sidecar.Guest, set param.Values) (*Proxies, error) {
 	joined, err := g.Join(x, "mine", Part(g, set))
 	if err != nil {
@@ -278,7 +278,7 @@ func (x *Trial) join(g sidecar.Guest, set param.Values) (*Proxies, error) {
 	return p, nil
 }
 
-// MustStart starts them, or fails the test.
+// MustStart starts the proxies of a trial, or fails the test.
 func (x *Trial) MustStart(g sidecar.Guest, set param.Values) *Proxies {
 	x.T.Helper()
 	p, err := x.Start(g, set)
@@ -288,7 +288,7 @@ func (x *Trial) MustStart(g sidecar.Guest, set param.Values) *Proxies {
 	return p
 }
 
-// Address is where an application is reached.
+// Address returns the address at which an application is reached through the proxies.
 func (p *Proxies) Address(app string) string {
 	p.Trial.T.Helper()
 	at, err := p.part.(kind.Addresser).Address(app)
@@ -298,7 +298,7 @@ func (p *Proxies) Address(app string) string {
 	return at
 }
 
-// After calls the proxies' hook of that name.
+// After calls the proxies' kind.After hook.
 func (p *Proxies) After() error { return p.part.(kind.After).After(p.Trial.T.Context()) }
 
 // Evidence calls After, and returns the evidence of the proxies.
@@ -329,15 +329,16 @@ func (p *Proxies) Close() {
 	}
 }
 
-// App is an application that counts what reaches it.
+// App is an application that counts connections and requests.
 type App struct {
 	Address     string
-	Connections atomic.Int64 // that were opened to it
+	Connections atomic.Int64 // opened to it
 	Requests    atomic.Int64
 	Over2       atomic.Int64 // of these: over HTTP/2
 }
 
-// NewApp serves HTTP/1.1 and HTTP/2 until the test ends. Its answers have its name, so that it is known who gave them.
+// NewApp serves HTTP/1.1 and HTTP/2 until the test ends. Its answers contain its name, so that a test sees which
+// application answered.
 func NewApp(t *testing.T, name string) *App {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -374,7 +375,7 @@ func newApp(t *testing.T, name string, l net.Listener) *App {
 	return a
 }
 
-// Get makes a request and gives the answer's body.
+// Get makes a request and returns the answer's body.
 func Get(t *testing.T, client *http.Client, address, path string) string {
 	t.Helper()
 	resp, err := client.Get("http://" + address + path)
@@ -411,7 +412,7 @@ func (x *Trial) Failure() error {
 	}
 }
 
-// NoFailure fails the test if anything failed the trial, or warned, so far.
+// NoFailure fails the test if the trial has failed or warned so far.
 func (x *Trial) NoFailure() {
 	x.T.Helper()
 	select {

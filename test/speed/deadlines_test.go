@@ -19,23 +19,23 @@ import (
 // shortest is the shortest deadline that a test may have without scaling it: emulated machines stand still for seconds.
 const shortest = 10 * time.Second
 
-// marks in a comment on the line of a deadline, or on the one before, say that it may be shorter. A deadline under test
-// is one that nothing competes with, so that a slow machine only makes it fire later. What is not a deadline is the
-// length of some work, or the time until the next try of a loop.
+// marks matches the comments, on the line of a deadline or on the line before, that allow it to be shorter. With a
+// deadline under test nothing competes, so a slow machine only makes it fire later. A time that is not a deadline is
+// the length of some work, or the time until the next try of a loop.
 var marks = regexp.MustCompile(`deadline under test|not a deadline`)
 
 var (
-	// calls are functions that take a deadline: the time is their last argument.
+	// calls matches functions that take a deadline: the time is their last argument.
 	calls = regexp.MustCompile(`^(WithTimeout|WithTimeoutCause|WithDeadline|DialTimeout|Set(Read|Write)?Deadline|ReadyWithin)$`)
-	// fields of options that end something.
+	// fields matches the names of option fields that limit a time.
 	fields = regexp.MustCompile(`(?i)(timeout|patience|silence|waitdelay)$`)
-	// loops of this kind wait for something.
+	// variables matches the names of variables in loops that wait until a time.
 	variables = regexp.MustCompile(`(?i)(deadline|end|until|patience)$`)
 	fails     = regexp.MustCompile(`^(Fatal|Error|Skip)f?$`)
 )
 
-// TestDeadlines finds deadlines of tests that are shorter than 10 seconds and neither scaled nor marked. It knows
-// literal times only, and accepts all others.
+// TestDeadlines finds deadlines of tests that are shorter than 10 seconds and neither scaled nor marked. It looks only
+// at literal times, and accepts all others.
 func TestDeadlines(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
@@ -72,7 +72,7 @@ type deadline struct {
 	time time.Duration
 }
 
-// deadlines returns the short ones in a file, or in the given source.
+// deadlines returns the short deadlines in a file, or in the given source if that is not nil.
 func deadlines(t *testing.T, path string, source any) (found []deadline) {
 	t.Helper()
 	set := token.NewFileSet()
@@ -140,7 +140,7 @@ func failing(body []ast.Stmt) (does bool) {
 	return does
 }
 
-// name returns the last part of x.y.z, and the value of a text.
+// name returns the last part of x.y.z, or the value of a string literal.
 func name(x ast.Expr) string {
 	switch x := x.(type) {
 	case *ast.Ident:
@@ -148,7 +148,7 @@ func name(x ast.Expr) string {
 	case *ast.SelectorExpr:
 		return x.Sel.Name
 	case *ast.BasicLit:
-		s, _ := strconv.Unquote(x.Value) // of a number it is empty
+		s, _ := strconv.Unquote(x.Value) // empty for a number
 		return s
 	}
 	return ""

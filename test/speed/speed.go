@@ -1,9 +1,9 @@
 // Package speed scales deadlines of tests by how slow the machine is.
 //
-// A test needs it in one case: something else must happen before a deadline that it tests, such as an answer before the
-// silence that ends a connection. A guard against hanging is 10 seconds or longer instead, because it matters only on
-// failure; and a deadline that nothing competes with passes on every machine, however late. TestDeadlines finds the
-// deadlines of tests that are neither.
+// Only one kind of test needs it: one in which something else must happen before a deadline under test, such as an
+// answer before the silence that ends a connection. A guard against hanging is 10 seconds or longer instead, because it
+// matters only on failure; and a deadline that nothing competes with passes on every machine, however late.
+// TestDeadlines finds the deadlines of tests that are of none of these kinds.
 package speed
 
 import (
@@ -22,7 +22,7 @@ const Variable = "TARE_TEST_SLOWDOWN"
 // maxFactor keeps a test that waits for its deadline from waiting for minutes.
 const maxFactor = 30
 
-// A round of the measurement takes a quiet machine about a quarter of this.
+// The constants of the measurement: a quiet machine takes about a quarter of the time round for each round.
 const (
 	rounds = 8
 	round  = 8 * time.Millisecond
@@ -32,20 +32,20 @@ const (
 // Scale returns a deadline that is d on a machine that is fast and quiet, and a multiple of d on another one.
 func Scale(d time.Duration) time.Duration { return time.Duration(factor()) * d }
 
-// factor is measured once in a process, at the first use.
+// factor returns the factor of this machine. It is measured once in a process, at the first use.
 var factor = sync.OnceValue(func() int {
-	least, _ := strconv.Atoi(os.Getenv(Variable)) // none is 0
+	least, _ := strconv.Atoi(os.Getenv(Variable)) // 0 if the variable is not set
 	return scale(typical(slowest), least)
 })
 
-// typical is the median of three measurements: a machine that stands still once is in one of them, and is not slow.
+// typical returns the median of three measurements, so that one in which the machine stood still does not count.
 func typical(measure func() time.Duration) time.Duration {
 	all := []time.Duration{measure(), measure(), measure()}
 	slices.Sort(all)
 	return all[1]
 }
 
-// scale returns the factor of a machine by the time of its slowest round.
+// scale returns the factor of a machine whose slowest round took the given time.
 func scale(slowest time.Duration, least int) int {
 	return max(1, least, min(int((slowest+round-1)/round), maxFactor))
 }
@@ -55,7 +55,7 @@ func scale(slowest time.Duration, least int) int {
 func slowest() (longest time.Duration) {
 	wake, woken := make(chan struct{}), make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // and ends with it
+		runtime.LockOSThread() // the thread ends with the goroutine
 		for range wake {
 			woken <- struct{}{}
 		}

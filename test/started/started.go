@@ -1,4 +1,4 @@
-// Package started starts child processes of tests, and says when one runs its own program.
+// Package started starts child processes for tests, and waits until a child has executed its program.
 package started
 
 import (

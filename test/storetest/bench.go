@@ -12,8 +12,8 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// Benchmarks weighs a design, in each of its variants: Flush is a change of one resource, from the decoded structure to
-// where programs find it; Lookup is one question in the kernel.
+// Benchmarks weighs a design, in each of its variants. Flush measures a change of one resource, from the decoded
+// structure to where programs find it; Lookup measures one question in the kernel.
 func Benchmarks(b *testing.B, d store.Design) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root")

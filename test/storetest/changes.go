@@ -11,7 +11,7 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// service is a listener at an address of its own for one cluster.
+// service returns a listener for one cluster, at an address that no other service has.
 func service(i int, cluster string) *mesh.Listener {
 	l := ListenerLoad(i)
 	l.Chains = l.Chains[:1]
@@ -19,14 +19,14 @@ func service(i int, cluster string) *mesh.Listener {
 	return l
 }
 
-// little is ClusterLoad(i) with less in it, where what is in it does not matter.
+// little returns ClusterLoad(i) with fewer localities, for tests in which the content of a cluster does not matter.
 func little(i int) *mesh.Cluster {
 	c := ClusterLoad(i)
 	c.Localities = c.Localities[:2]
 	return c
 }
 
-// verdicts asks questions whose answers are easily wrong. Each case says in words what it is.
+// verdicts asks questions whose answers are easily wrong. The name of each case describes it.
 func (s *suite) verdicts(t *testing.T) {
 	st := s.open(t, s.small())
 	ask := NewAsker(t, s.design, st)
@@ -80,7 +80,7 @@ func (s *suite) verdicts(t *testing.T) {
 		name, from, to string
 		protocol       mesh.Protocol
 		want           mesh.Verdict
-		port           uint16 // of the endpoint, which tells the cluster
+		port           uint16 // of the endpoint, which identifies the cluster
 	}{
 		{"the very address", "10.9.0.1:1000", "10.0.0.1:80", mesh.TCP, mesh.Accept, 1},
 		{"the very address, source unknown", unknown, "10.0.0.1:80", mesh.TCP, mesh.Accept, 1},
@@ -125,7 +125,8 @@ func (s *suite) verdicts(t *testing.T) {
 	}
 }
 
-// refusals makes changes that are wrong, or too large: each names the resource, and nothing of it is applied.
+// refusals makes changes that are wrong, or too large: each error names the resource, and nothing of the change is
+// applied.
 func (s *suite) refusals(t *testing.T) {
 	o := s.small()
 	o.MaxClusters, o.MaxListeners, o.MaxEndpoints = 8, 8, 256
@@ -358,7 +359,7 @@ func readdress(l *mesh.Listener, i int) *mesh.Listener {
 }
 
 // large goes to the limits of a design: a cluster twice the size of the one before is held and answered from, or
-// refused by its name. What the largest was is logged.
+// refused by its name. The size of the largest cluster is logged.
 func (s *suite) large(t *testing.T) {
 	o := s.small()
 	o.MaxEndpoints = 1 << 12

@@ -136,7 +136,7 @@ func describe(c mesh.Change) string {
 		len(c.RemovedClusters), len(c.RemovedListeners))
 }
 
-// loads serves both loads of the benchmarks.
+// loads checks the store's answers for the two resources of the benchmarks, ClusterLoad and ListenerLoad.
 func (s *suite) loads(t *testing.T) {
 	st := s.open(t, s.small())
 	ask := NewAsker(t, s.design, st)
@@ -242,7 +242,7 @@ func (c *checker) question(t testing.TB, q mesh.Question, n int) {
 	}
 }
 
-// numbered says whether a cluster has the number.
+// numbered reports whether a cluster has the number.
 func (c *checker) numbered(id uint32) bool {
 	for name := range c.config.Clusters {
 		if got, ok := c.store.Cluster(name); ok && got == id {
@@ -283,8 +283,8 @@ func chiSquare(t testing.TB, q mesh.Question, counts map[meshmodel.Destination]i
 	}
 }
 
-// clusters checks the numbers of clusters: each cluster that is there has one, which no other has, and keeps it as long
-// as it is there.
+// clusters checks the numbers of clusters: each existing cluster has one, which no other has, and keeps it as long as
+// it exists.
 func (c *checker) clusters(t testing.TB) {
 	t.Helper()
 	now := map[string]uint32{}
@@ -332,7 +332,7 @@ func (b *budget) more() bool {
 
 const seed = 20240513
 
-// model applies random changes, and asks after each.
+// model applies random changes, and asks questions after each.
 func (s *suite) model(t *testing.T) {
 	st := s.open(t, s.small())
 	ask := NewAsker(t, s.design, st)
@@ -361,7 +361,7 @@ func (s *suite) model(t *testing.T) {
 			t.Fatalf("at change %d of seed %d", steps, seed)
 		}
 	}
-	// Away with everything: nothing may be left.
+	// Remove everything: nothing may be left.
 	change := mesh.Change{}
 	for name := range g.config.Clusters {
 		change.RemovedClusters = append(change.RemovedClusters, name)
@@ -386,7 +386,7 @@ func (s *suite) model(t *testing.T) {
 	}
 }
 
-// usage says whether err is a refusal that names a resource.
+// usage reports whether err is a usage error about one of the given resources.
 func usage(err error, where ...string) bool {
 	var f *fault.Error
 	return errors.As(err, &f) && f.Code == fault.Usage && slices.Contains(where, f.Where)

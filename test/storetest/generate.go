@@ -10,8 +10,8 @@ import (
 	"tare/test/meshmodel"
 )
 
-// generator makes random changes of a small configuration, none like one before. Resources are small, so that every
-// design holds them.
+// generator makes random changes of a small configuration, each different from all before. Resources are small, so that
+// every design holds them.
 type generator struct {
 	random *rand.Rand
 	serial int // of endpoints: an address is never given twice
@@ -69,8 +69,8 @@ func some[T any](r *rand.Rand, n int, of []T) (out []T) {
 	return out
 }
 
-// next makes a change and applies it to the model. Clusters and listeners come, are replaced, and go; one change has
-// several.
+// next makes a change and applies it to the model. A change can add, replace and remove several clusters and
+// listeners.
 func (g *generator) next() (change mesh.Change) {
 	r := g.random
 	touched := map[string]bool{}
@@ -236,7 +236,7 @@ func (g *generator) chain(i int, simple bool) mesh.Chain {
 	return c
 }
 
-// question is a connection that may or may not go to a listener.
+// question returns a question about a connection that may or may not go to a listener.
 func (g *generator) question() mesh.Question {
 	r := g.random
 	q := mesh.Question{Protocol: mesh.TCP}
@@ -254,7 +254,7 @@ func (g *generator) question() mesh.Question {
 	}
 	if r.IntN(6) > 0 {
 		q.From = netip.AddrPortFrom(pick(r, sources), pick(r, sourcePorts))
-		if r.IntN(10) > 0 { // most are of one family
+		if r.IntN(10) > 0 { // both addresses are usually of one family
 			for q.From.Addr().Is4() != to.Is4() {
 				q.From = netip.AddrPortFrom(pick(r, sources), q.From.Port())
 			}

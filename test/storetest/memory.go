@@ -15,7 +15,8 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// FlushesVariable asks for that many flushes in the test of growth, without a bound on time: 1000000 is the full test.
+// FlushesVariable is the environment variable with the number of flushes for the test of growth, which then has no
+// limit on its time: 1000000 is the full test.
 const FlushesVariable = "TARE_STORE_FLUSHES"
 
 // growth replaces, adds and removes over and over: neither maps nor the process may grow.
@@ -66,7 +67,7 @@ func (s *suite) growth(t *testing.T) {
 	}
 }
 
-// footprint is the bytes of all maps that this process holds, of its live heap, and of its resident memory.
+// footprint returns the bytes of all maps that this process holds, of its live heap, and of its resident memory.
 func footprint(t testing.TB, s store.Store) (maps, heap, rss uint64) {
 	t.Helper()
 	runtime.GC()
@@ -87,7 +88,7 @@ func mapBytes(t testing.TB) (sum uint64) {
 	for _, e := range entries {
 		text, err := os.ReadFile("/proc/self/fdinfo/" + e.Name())
 		if err != nil {
-			continue // the descriptor by which the directory was read is closed
+			continue // this was the descriptor by which the directory was read
 		}
 		field := func(name string) string {
 			for line := range strings.Lines(string(text)) {
@@ -171,9 +172,8 @@ func settled(t testing.TB) uint64 {
 	}
 }
 
-// waits compares the grace periods that a design counts with the kernel's count of how often the writer's thread stood
-// still of its own accord (ru_nvcsw): nothing else in a change makes it wait but page faults of the process, which are
-// few.
+// waits compares the grace periods that a design counts with the kernel's count of how often the writer's thread gave
+// up its CPU to wait (ru_nvcsw). Nothing else in a change makes the thread wait except page faults, which are few.
 func (s *suite) waits(t *testing.T) {
 	st := s.open(t, s.small())
 	type result struct {
@@ -183,11 +183,11 @@ func (s *suite) waits(t *testing.T) {
 		err     error
 	}
 	got := make(chan result)
-	go func() { // a thread for itself, which ends with it
+	go func() { // with a separate thread, which ends with the goroutine
 		runtime.LockOSThread()
 		var r result
 		a, b := ClusterLoad(0), rename(ClusterLoad(100), ClusterName(0))
-		for i := 0; i < 3 && r.err == nil; i++ { // what is made at first use
+		for i := 0; i < 3 && r.err == nil; i++ { // creates what is only made at first use
 			_, r.err = st.Apply(context.Background(),
 				mesh.Change{Clusters: []*mesh.Cluster{a}, Listeners: []*mesh.Listener{ListenerLoad(0)}})
 		}

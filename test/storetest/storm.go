@@ -16,25 +16,25 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// storm has readers on every CPU ask while a writer replaces what they ask for. Every part of an answer says which
-// version it is of: the endpoint's address and its port, the limit of connections, and the cluster, which tells the
-// listener's. What the design promises must hold: no answer of parts of two versions of one resource (PerResource), nor
-// of two changes (PerChange), and none that is older than what was there when it was asked for. What it does not
-// promise is counted and logged.
+// storm runs readers on every CPU that ask questions while a writer replaces the resources that they ask for. Every
+// part of an answer shows its version: the endpoint's address and its port, the limit of connections, and the cluster,
+// which shows the listener's version. What the design promises must hold: no answer mixes parts of two versions of one
+// resource (PerResource) or of two changes (PerChange), and none is older than what had been applied when it was asked
+// for. What the design does not promise is counted and logged.
 func (s *suite) storm(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		make func(k int) mesh.Change
 	}{
-		// The cluster alone: in place, where the design does that.
+		// Only the cluster is replaced, in place if the design does that.
 		{"Cluster", func(k int) mesh.Change { return mesh.Change{Clusters: []*mesh.Cluster{version("even", k)}} }},
-		// Clusters and the listener, which goes to one cluster in even versions and to the other in odd ones: all of
-		// one change.
+		// One change replaces both clusters and the listener, which goes to one cluster in even versions and to the other in
+		// odd ones.
 		{"Change", func(k int) mesh.Change {
 			return mesh.Change{Clusters: []*mesh.Cluster{version("even", k), version("odd", k)},
 				Listeners: []*mesh.Listener{versionListener(k)}}
 		}},
-		// Others come and go meanwhile, so that what is given back is used again at once.
+		// Other clusters come and go meanwhile, so that released memory is used again at once.
 		{"Churn", func(k int) mesh.Change {
 			change := mesh.Change{Clusters: []*mesh.Cluster{version("even", k)}}
 			i := k / 2 % 16
@@ -53,8 +53,9 @@ func (s *suite) storm(t *testing.T) {
 	}
 }
 
-// version is a cluster of which every part says k. The number of endpoints varies, so that a number of one version
-// beside the endpoints of another shows; now and then it is large, so that it moves to another place.
+// version returns a cluster of which every part shows k. The number of endpoints varies, so that the number of one
+// version beside the endpoints of another is noticed. Sometimes it is large, so that the cluster moves to another
+// place.
 func version(name string, k int) *mesh.Cluster {
 	c := &mesh.Cluster{Name: name, Breakers: mesh.Breakers{MaxConnections: uint32(k)}, Localities: []mesh.Locality{{}}}
 	n := 1 + k*7%15
@@ -68,7 +69,7 @@ func version(name string, k int) *mesh.Cluster {
 	return c
 }
 
-// versionEndpoint has k in both halves of an IPv6 address, and its low bits in the port.
+// versionEndpoint returns an IPv6 address with k in both halves, and the low bits of k as the port.
 func versionEndpoint(k, i int) netip.AddrPort {
 	var b [16]byte
 	b[0], b[15] = 0xfd, byte(i)
@@ -82,7 +83,7 @@ func versionListener(k int) *mesh.Listener {
 	return service(0, [...]string{"even", "odd"}[k%2])
 }
 
-// seen is what readers saw.
+// seen counts what readers saw.
 type seen struct {
 	answers, moved        int // moved: answers of another version than the answer before
 	torn, mixed           int // parts of two versions of a resource; of two changes
@@ -121,7 +122,7 @@ func (s *suite) readers(t *testing.T, whole bool, next func(k int) mesh.Change) 
 	ready.Add(len(results))
 	for i := range results {
 		wait.Go(func() {
-			runtime.LockOSThread() // the thread ends with the goroutine, and its CPU with it
+			runtime.LockOSThread() // the thread ends with the goroutine, and with it the binding to a CPU
 			var set unix.CPUSet
 			set.Set(i % runtime.NumCPU())
 			_ = unix.SchedSetaffinity(0, &set) // if this process may not use that CPU, any will do
@@ -170,7 +171,7 @@ func (s *suite) readers(t *testing.T, whole bool, next func(k int) mesh.Change) 
 	}
 }
 
-// read asks until it is told to stop.
+// read asks questions until stop is set.
 func read(ask *Asker, seed uint64, even, odd uint32, whole bool, begun, ended *atomic.Int64,
 	stop *atomic.Bool) (s seen) {
 	q := mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}

@@ -15,14 +15,14 @@ import (
 	"tare/test/owned"
 )
 
-// Terminal is a terminal of tmux with a program in it. Its server is the test's, and ends with it.
+// Terminal is a terminal of tmux with a program in it. Its tmux server belongs to the test, and ends with it.
 type Terminal struct {
 	t   *testing.T
-	dir string // of the socket, and the file with the number of the process
+	dir string // of tmux's socket, and of the file with the program's process ID
 }
 
-// New starts a program in a terminal of 80x24. When it has ended, the terminal says so, and stays. The test is skipped
-// where there is no tmux.
+// New starts a program in a terminal of 80x24. When the program has ended, the terminal shows its exit status, and
+// stays. The test is skipped if there is no tmux.
 func New(t *testing.T, program string, args ...string) *Terminal {
 	t.Helper()
 	if _, err := exec.LookPath("tmux"); err != nil {
@@ -34,7 +34,7 @@ func New(t *testing.T, program string, args ...string) *Terminal {
 	}
 	m := &Terminal{t, dir}
 	t.Cleanup(func() {
-		_ = m.command("kill-server").Run() // it may have failed to start
+		_ = m.command("kill-server").Run() // the server may have failed to start
 		os.RemoveAll(dir)
 	})
 	const script = `cd "$1"; shift; sh -c 'echo $$ > pid; exec "$0" "$@"' "$@"; echo "ended with $?"; exec sleep 1000`
@@ -69,7 +69,7 @@ func (m *Terminal) Is(variable string) string {
 	return strings.TrimSpace(m.Do("display-message", "-p", "#{"+variable+"}"))
 }
 
-// Until waits until the screen has a text, and gives the screen.
+// Until waits until the screen shows a text, and returns the screen.
 func (m *Terminal) Until(text string) string {
 	m.t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
@@ -87,7 +87,7 @@ func (m *Terminal) Keys(keys ...string) {
 	m.Do(append([]string{"send-keys"}, keys...)...)
 }
 
-// Restored checks that the program ended as it should, and that its terminal is as before.
+// Restored checks that the program ended with the given exit status, and that its terminal is as before.
 func (m *Terminal) Restored(status string) {
 	m.t.Helper()
 	m.Until("ended with " + status)

@@ -1,13 +1,13 @@
-// Command tracers is a tracer that is not to be trusted, for tests of Tare: it runs a good tracer, whose command
-// follows the name of the fault, and alters what that delivers. Tare's counts must show this fault and no other:
+// Command tracers is a faulty tracer, for tests of Tare. Its arguments are the name of a fault and the command of a
+// good tracer, which it runs, and whose events it alters. Tare's counts must show this fault and no other:
 //
 //	drop     leaves out every 1,000th event, and says nothing
 //	more     delivers every 1,000th event twice
 //	late     delivers every event a second and a half late
 //	boast    says that it lost 100 events more than it did
 //	die      ends after 1,000 events
-//	flood    floods its standard error with what is no text, and has no end of a line
-//	stop     stops the good one for 2 s (SIGSTOP) after its first 1,000 events: it then loses, and says so itself
+//	flood    floods its standard error with binary data without an end of a line
+//	stop     stops the good tracer for 2 s (SIGSTOP) after its first 1,000 events: it then loses events, and says so
 //	lose=P   leaves out each event with the probability P, and says nothing
 //	work=D   spends the time D of its CPU on each event, and delivers all
 //
@@ -81,7 +81,7 @@ func run(fault string, command []string) error {
 	return good.Wait()
 }
 
-// deliver passes events on, save for the fault.
+// deliver passes events on, altered by the fault.
 func deliver(fault string, good *os.Process, events *bufio.Reader, out *bufio.Writer) error {
 	var probability float64
 	var work time.Duration
@@ -143,7 +143,7 @@ func deliver(fault string, good *os.Process, events *bufio.Reader, out *bufio.Wr
 	}
 }
 
-// spend uses CPU time of this thread: time in which the thread did not run does not count.
+// spend uses CPU time of this thread. Time in which the thread did not run does not count.
 func spend(work time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -158,13 +158,13 @@ func spend(work time.Duration) {
 	}
 }
 
-// piece is what was delivered at one time.
+// piece is some output of the good tracer, with the time when it arrived.
 type piece struct {
 	text []byte
 	at   time.Time
 }
 
-// deliverLate passes events on, each after the delay later.
+// deliverLate passes events on, each delayed by the constant later.
 func deliverLate(events io.Reader, out *bufio.Writer) error {
 	pieces := make(chan piece, 1<<16)
 	var reading sync.WaitGroup

@@ -30,7 +30,7 @@ func decode(t *testing.T, document string, v any) {
 	}
 }
 
-// ok fails the test unless the script ended well.
+// ok fails the test unless the script exited with 0.
 func ok(t *testing.T, r Result) {
 	t.Helper()
 	if r.ExitCode != 0 {
@@ -108,7 +108,7 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// What stands before the output of a part, and between it and its exit code.
+// The text before the output of a part, and the text between that output and the part's exit code.
 const (
 	partBegins = "tare-vm: part "
 	partEnds   = "tare-vm: part exited with "
@@ -119,7 +119,8 @@ const (
 	modeScript = mounted + "echo next:\ntare doctor --json && echo next: && tare weigh --for 2s --json"
 )
 
-// TestCgroupModes: the other layouts of control groups are as they should be, and doctor and weigh work in them, too.
+// TestCgroupModes: the other layouts of control groups are mounted as described, and doctor and weigh work in them,
+// too.
 func TestCgroupModes(t *testing.T) {
 	long.Test(t, "1 min: the older layouts, which other tests have on the machine itself")
 	t.Parallel()
@@ -265,7 +266,8 @@ exit $code`)
 	}
 }
 
-// Without the rights, Tare says which it needs, with the exit code for a machine that cannot do it.
+// A user without the rights that Tare needs gets an error that names them, with the exit code for a machine that cannot
+// do it.
 const unprivilegedScript = `su nobody -c "tare weigh --for 1s --json" || exit 1
 su nobody -c "tare run quickstart --quick --out /tmp/run" 2>/tmp/err
 echo $?
@@ -288,7 +290,7 @@ func checkUnprivileged(t *testing.T, r Result) {
 	}
 }
 
-// Without any control groups there is nothing to weigh by: both say so, and neither makes a ledger up.
+// Without any control groups there is nothing to weigh by: weigh and doctor both say so, and neither makes up a ledger.
 const noCgroupsScript = mounted +
 	"tare weigh --for 1s --json; echo weigh $?; tare doctor --json >/tmp/doctor; echo doctor $?; cat /tmp/doctor"
 

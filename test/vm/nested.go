@@ -12,10 +12,10 @@ import (
 	"tare/internal/sandboxes/microvm"
 )
 
-// hostModules are modules of the kernel that sandboxes need of the machine that they are on: for the network of each.
+// hostModules are the kernel modules that sandboxes need on the machine on which they run, for their networks.
 var hostModules = []string{"veth", "tun", "sch_ingress", "cls_u32", "act_mirred"}
 
-// Where the machine finds the modules that LoadModules loads.
+// modulesDir is the directory of the machine with the modules that LoadModules loads.
 const modulesDir = "/modules"
 
 // LoadModules is the part of a script that loads the modules that Sandboxes brings.
@@ -24,9 +24,9 @@ const LoadModules = "for m in " + modulesDir + "/*.ko; do insmod $m || exit; don
 // firmware is what QEMU loads to boot a machine of type microvm.
 var firmware = []string{"bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin", "kvmvapic.bin"}
 
-// Sandboxes are the files of all that the machine needs to make containers and virtual machines: runc, QEMU and
-// virtiofsd, a kernel for the latter where tare microvm looks for it, and modules. An error matches ErrMissing where
-// something is not installed here. userMode is the machine's Options.UserMode.
+// Sandboxes returns the files that a machine needs to make containers and virtual machines: runc, QEMU and virtiofsd, a
+// kernel for these virtual machines where tare microvm looks for it, and modules. An error matches ErrMissing if
+// something is not installed here. userMode must be the machine's Options.UserMode.
 func Sandboxes(userMode bool) (map[string][]byte, error) {
 	kit, err := prepare()
 	if err != nil {
@@ -73,7 +73,7 @@ func Sandboxes(userMode bool) (map[string][]byte, error) {
 	return files, addModules(files, host, kernel)
 }
 
-// addModules adds the modules of the machine, in the order in which they are to be loaded, and those of its guests.
+// addModules adds the modules of the machine, in the order in which they must be loaded, and those of its guests.
 func addModules(files map[string][]byte, host, k microvm.Kernel) error {
 	ours, err1 := host.ReadModules(hostModules)
 	theirs, err2 := k.GuestModules()

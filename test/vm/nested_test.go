@@ -21,8 +21,9 @@ import (
 	"tare/internal/sandboxes/subject"
 )
 
-// placementSpec is the built-in experiment sandbox-placement with some of its arms, which are given time: a virtual
-// machine that boots here in two seconds takes some ten times that where every page fault is a task for two kernels.
+// placementSpec returns the built-in experiment sandbox-placement with only the given arms, and with longer time
+// limits: a virtual machine that boots here in two seconds takes some ten times as long where two kernels handle every
+// page fault.
 func placementSpec(t *testing.T, arms []string) []byte {
 	t.Helper()
 	_, text, ok := experiments.File("sandbox-placement")
@@ -51,10 +52,10 @@ func placementSpec(t *testing.T, arms []string) []byte {
 	return text
 }
 
-// TestPlacementV2 runs sandbox-placement where there is only version 2 of control groups, with runc and with virtual
-// machines: in a machine with a kernel in user mode, in which QEMU runs as it does here. It takes minutes, and so is
-// asked for: TARE_NESTED is how many blocks to run, TARE_NESTED_ARMS names the arms, and TARE_NESTED_OUT is where to
-// keep the run directory.
+// TestPlacementV2 runs sandbox-placement with only cgroup v2, with runc and with virtual machines. It does so in a
+// machine with a kernel in user mode, in which QEMU is as fast as it is here. Because it takes minutes, it runs only on
+// request: TARE_NESTED is the number of blocks to run, TARE_NESTED_ARMS names the arms, and TARE_NESTED_OUT is the
+// directory in which the run is kept.
 func TestPlacementV2(t *testing.T) {
 	blocks, err := strconv.Atoi(os.Getenv("TARE_NESTED"))
 	if err != nil {
@@ -121,8 +122,8 @@ exit $code`, blocks))
 	checkToldV2(t, s, arms)
 }
 
-// checkToldV2 looks for the report's words of what stayed behind: in the answer for the arm that moves its machines,
-// and for no other.
+// checkToldV2 looks for the report's sentence about what stayed behind: it must be in the answer for the arm that moves
+// its machines, and in no other.
 func checkToldV2(t *testing.T, s *analysis.Summary, arms []string) {
 	t.Helper()
 	const words = "a process moves whole, and its pages stay charged where they were touched"
@@ -136,7 +137,7 @@ func checkToldV2(t *testing.T, s *analysis.Summary, arms []string) {
 	}
 }
 
-// checkPlacedV2 checks that the evidence of a trial agrees with what version 2 of control groups does.
+// checkPlacedV2 checks that the evidence of a trial agrees with how cgroup v2 behaves.
 func checkPlacedV2(t *testing.T, tr record.Trial) {
 	t.Helper()
 	var e subject.Evidence

@@ -11,9 +11,9 @@ import (
 	"tare/test/long"
 )
 
-// TestNodes: an agent and a coordinator run a trial of a tracer on an older kernel with control groups v2 alone, and
-// every event is counted there. Local nodes need pairs of virtual interfaces, which this kernel has only as a module
-// that the machine lacks: tare says so, with a hint.
+// TestNodes: an agent and a coordinator run a trial of a tracer on an older kernel with only cgroup v2, and every event
+// is counted there. Local nodes need pairs of virtual interfaces (veth), which this kernel has only as a module that
+// the machine lacks: tare says so, with a hint.
 func TestNodes(t *testing.T) {
 	long.Test(t, "3 min: trials of a node on an emulated machine, which stands still for seconds")
 	t.Parallel()
@@ -61,7 +61,8 @@ grep -q 'load the module veth' /said && test "$(tail -n 1 /said)" = "local 3"`
 	t.Skipf("needs a machine that runs: twice in two it stood still (%s)", failed[0])
 }
 
-// nodeTrials are the trials of a run with one node. What the node counted must agree in each, however late it was.
+// nodeTrials returns the trials of a run with one node. In each, the node's counts must agree, however late the node
+// was.
 func nodeTrials(t *testing.T, lines string) (trials []record.Trial) {
 	t.Helper()
 	for line := range strings.Lines(lines) {
@@ -92,5 +93,5 @@ func nodeTrials(t *testing.T, lines string) (trials []record.Trial) {
 	return trials
 }
 
-// lateness is why a node fails in a machine that stands still for a while, and in no other.
+// lateness matches the errors that a node has only in a machine that stands still for a while.
 var lateness = regexp.MustCompile(`is too busy|it began [0-9.]+m?s late|it has said nothing for|its clock could not be read within`)

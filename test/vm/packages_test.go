@@ -34,7 +34,7 @@ type kernelPackages struct {
 	patterns []string
 }
 
-// hostPackages read the kernel, or place processes: all others build on them.
+// hostPackages read the kernel, or place processes: all other packages build on them.
 var hostPackages = kernelPackages{"host", 2, "", []string{
 	"./internal/scale/host/...", "./internal/experiment/placement/...",
 }}
@@ -51,7 +51,7 @@ var furtherPackages = []kernelPackages{
 		"./internal/mesh/store/mapinmap", "./internal/mesh/store/sized", "./internal/mesh/store/snapshot",
 		"./internal/mesh/store/value",
 	}},
-	// On one processor that preempts programs, only what asks for it (a grace period) waits for them.
+	// On one processor whose kernel preempts eBPF programs, only an explicit wait (a grace period) waits for a program.
 	{"grace", 1, "preempt=full", []string{"./internal/lib/bpf"}},
 }
 
@@ -71,8 +71,8 @@ func TestPackages(t *testing.T) {
 	}
 }
 
-// TestHostPackages takes longest of all here, so it begins before the others: subtests of a parallel test would wait
-// for those.
+// TestHostPackages takes longest of all tests here, so it begins first. As a subtest of a parallel test it would have
+// to wait for the others.
 func TestHostPackages(t *testing.T) {
 	t.Parallel()
 	hostPackages.test(t, long.Enabled())
@@ -129,13 +129,13 @@ func (p kernelPackages) test(t *testing.T, slow bool) {
 // seconds.
 const slowdown = 20
 
-// What stands before and after the output of a package's tests: a line, and the beginning of one.
+// The line before the output of a package's tests, and the beginning of the line after it.
 const (
 	packageBegins = "tare-vm: package "
 	packageEnds   = "\ntare-vm: exit code "
 )
 
-// testFiles are the tests of packages, compiled, and their test data, under /src as they lie in the tree.
+// testFiles returns the compiled tests of packages, and their test data, under /src at the same paths as in the tree.
 func testFiles(t *testing.T, root string, dirs []string) map[string][]byte {
 	t.Helper()
 	compiled := t.TempDir()
@@ -164,7 +164,7 @@ func testFiles(t *testing.T, root string, dirs []string) map[string][]byte {
 	return files
 }
 
-// repeat makes a subtest of each test that ran inside, with its verdict and what it printed.
+// repeat makes a subtest of each test that ran in the machine, with its verdict and output.
 func repeat(t *testing.T, output string) {
 	t.Helper()
 	convert := exec.Command("go", "tool", "test2json", "-t") // with times
@@ -204,7 +204,7 @@ func repeat(t *testing.T, output string) {
 	kernelFree := 0
 	for _, name := range slices.Sorted(maps.Keys(tests)) {
 		if tests[name].verdict == "skip" && strings.Contains(tests[name].output.String(), ": "+guest.Reason+"\n") {
-			kernelFree++ // it ran with the unit tests
+			kernelFree++ // it ran on the host with the unit tests
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -226,7 +226,7 @@ func repeat(t *testing.T, output string) {
 	t.Logf("%d tests depend on nothing of the kernel, and did not run in the machine", kernelFree)
 }
 
-// skipReason is what a skipped test printed, without the lines that are the testing package's own.
+// skipReason returns what a skipped test printed, without the lines of the testing package.
 func skipReason(output string) string {
 	var said []string
 	for line := range strings.Lines(output) {

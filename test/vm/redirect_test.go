@@ -12,14 +12,14 @@ import (
 	"tare/test/long"
 )
 
-// redirectModules are what the ways of redirection need of a kernel that has everything as modules: interfaces between
-// pods, rules, and the program at an interface.
+// redirectModules are the modules that redirection needs if nothing is built into the kernel: for interfaces between
+// pods, for rules, and for the program at an interface.
 var redirectModules = []string{
 	"veth", "nf_tables", "nft_chain_nat", "nft_redir", "nft_tproxy", "sch_ingress", "cls_bpf",
 }
 
-// TestRedirect: a kernel without netfilter is said to lack it, with exit code 3, before anything runs. With its modules
-// an older kernel, with control groups v2 alone, redirects in every way.
+// TestRedirect: on a kernel without netfilter, tare says what is missing, with exit code 3, before anything runs. With
+// the modules, an older kernel with only cgroup v2 redirects in every way.
 func TestRedirect(t *testing.T) {
 	long.Test(t, "30 s: a second emulated machine")
 	t.Parallel()

@@ -10,8 +10,8 @@ import (
 	"tare/test/long"
 )
 
-// TestTrace: on an older kernel, with control groups v2 alone, every exec is counted in all three arms, and what a
-// tracer costs is known.
+// TestTrace: on an older kernel with only cgroup v2, every exec is counted in all three arms, and the cost of a tracer
+// is measured.
 func TestTrace(t *testing.T) {
 	long.Test(t, "2 min: tracers under storms on an emulated machine, which stands still for seconds")
 	t.Parallel()
@@ -26,7 +26,7 @@ loads: {execs: {kind: exec, rate: 20}} # more than a processor that is emulated,
 arms: {exectrace: {subject: exectrace, ring: 8MiB}}
 gates: {rate: 0, lag: 60s, drift: 1000, errors: 1, throttled: 1h}
 `
-	for _, mode := range []CgroupMode{V2} { // the hybrid of v1 and v2 is what most test machines are
+	for _, mode := range []CgroupMode{V2} { // not Hybrid, which most test machines are themselves
 		t.Run(string(mode), func(t *testing.T) {
 			r := Run(t, Options{CgroupMode: mode, Files: map[string][]byte{"/traced.yaml": []byte(spec)},
 				Timeout: 6 * time.Minute},
@@ -44,7 +44,7 @@ gates: {rate: 0, lag: 60s, drift: 1000, errors: 1, throttled: 1h}
 					continue
 				}
 				if !tr.Validity.Valid {
-					// The emulator stood still while a window opened or closed, say: the trial is run again.
+					// For example, the emulator stood still while a window opened or closed. The trial is run again.
 					t.Logf("%s, attempt %d was spoiled: %+v", tr.Arm, tr.Attempt, tr.Validity)
 					continue
 				}

@@ -16,9 +16,9 @@ import (
 	"tare/test/binary"
 )
 
-// A kernel in user mode (Debian's package user-mode-linux) is a process of this machine: a Linux of its own, with its
-// own memory, control groups and network, whose programs run on the processor as it is and give it their system calls
-// (Documentation/virt/uml/user_mode_linux_howto_v2.rst). In it QEMU emulates a machine as fast as here, where QEMU in
+// A kernel in user mode (Debian's package user-mode-linux) is a process of this machine: a separate Linux with its own
+// memory, control groups and network, whose programs run directly on the processor and pass it their system calls
+// (Documentation/virt/uml/user_mode_linux_howto_v2.rst). In it QEMU emulates a machine as fast as here, whereas QEMU in
 // QEMU takes minutes for each second. It has one processor, and neither BTF nor tracepoints nor pressure (PSI).
 
 //go:embed c/xstate.c
@@ -40,7 +40,8 @@ func userKernel() (program string, modules microvm.Kernel, err error) {
 	return "", microvm.Kernel{}, noUserMode{}
 }
 
-// noUserMode matches ErrMissing, but 'make test' does not fetch what it says is missing.
+// noUserMode is an error that matches ErrMissing, with a separate message because 'make test' does not fetch this
+// kernel.
 type noUserMode struct{}
 
 func (noUserMode) Error() string {
@@ -49,8 +50,8 @@ func (noUserMode) Error() string {
 
 func (noUserMode) Is(target error) bool { return target == ErrMissing }
 
-// userMode is the command that runs the kernel in user mode. Its processes are in a PID namespace, so that none outlive
-// it.
+// userMode returns the command that runs the kernel in user mode. Its processes are in a PID namespace, so that none of
+// them outlives it.
 func userMode(ctx context.Context, o Options, dir, initramfs string) (*exec.Cmd, error) {
 	program, _, err := userKernel()
 	if err != nil {
@@ -72,12 +73,12 @@ func userMode(ctx context.Context, o Options, dir, initramfs string) (*exec.Cmd,
 	// The kernel polls what it writes to, which does not work with a file. For writers of these types, package exec makes
 	// pipes.
 	cmd.Stdout, cmd.Stderr = struct{ io.Writer }{port}, struct{ io.Writer }{console}
-	cmd.Env = append(os.Environ(), "LD_PRELOAD="+library, "TMPDIR=/dev/shm") // where its memory is a file
+	cmd.Env = append(os.Environ(), "LD_PRELOAD="+library, "TMPDIR=/dev/shm") // the kernel's memory is a file in TMPDIR
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	return cmd, nil
 }
 
-// compile makes a library of a C file that needs no header.
+// compile compiles a C file that includes no header into a shared library.
 func compile(source []byte, to string) error {
 	from := to + ".c"
 	if err := os.WriteFile(from, source, 0o600); err != nil {

@@ -66,7 +66,7 @@ func (o Options) progress(format string, args ...any) {
 	}
 }
 
-// Result is what a script left.
+// Result is the outcome of a script.
 type Result struct {
 	Output   string        // standard output, exactly
 	Console  string        // the kernel's log and the script's standard error
@@ -81,7 +81,7 @@ var initScript []byte
 var ErrMissing = errors.New("'make test' fetches it")
 
 // Run boots a machine, runs script in its shell as root with tare in the PATH, and returns the result. It skips the
-// test when QEMU, busybox or a kernel is missing, and fails it when the machine does not come to its end.
+// test if QEMU, busybox or a kernel is missing, and fails it if the machine does not run the script to its end.
 func Run(t testing.TB, o Options, script string) Result {
 	t.Helper()
 	o.Progress = t.Logf
@@ -95,7 +95,7 @@ func Run(t testing.TB, o Options, script string) Result {
 	return r
 }
 
-// Boot is Run outside of a test. With an error, the result holds what there is.
+// Boot is Run outside of a test. If it returns an error, the result holds the output so far.
 func Boot(o Options, script string) (Result, error) {
 	kit, err := prepare()
 	if err != nil {
@@ -141,8 +141,8 @@ const (
 // Later, too, a machine was seen to stand still in the middle of a test that takes a second, where the same test passed
 // before and after: a processor waits for another that never answers, and the script prints nothing for minutes. The
 // kernel may go on to complain about it on the console, so what counts is what the script prints. Such a machine is
-// started again: what hangs for a reason of its own hangs each time, and fails. Three run at a time, beside whatever
-// else the processors do, so a test of a second may take many.
+// started again; one that hangs for another reason hangs each time, and the test fails. Three machines run at a time,
+// beside other work, so a test of a second may take many.
 const silence = 150 * time.Second
 
 // lockup is how long, in seconds, the guest's kernel may report a processor as stuck ("soft lockup - CPU#1 stuck for
@@ -152,13 +152,13 @@ const lockup = 90
 
 var errHung = errors.New("the machine hung")
 
-// ofKernel is a line of the kernel's log: "[  412.408900] rcu: ...".
+// ofKernel matches a line of the kernel's log: "[  412.408900] rcu: ...".
 var ofKernel = regexp.MustCompile(`(?m)^\[ *\d+\.\d+\] .*\n?`)
 
 var stuck = regexp.MustCompile(`soft lockup - CPU#\d+ stuck for (\d+)s!`)
 
-// hang says why a machine counts as hung, by how long its script has printed nothing, how long the emulator has waited
-// for a CPU, and what the guest's kernel last said; empty if it does not count as hung.
+// hang returns why a machine counts as hung, or "" if it does not. It decides by how long the script has printed
+// nothing, how long the emulator has waited for a CPU, and what the guest's kernel last said.
 func hang(quiet, waited time.Duration, console string) string {
 	for _, m := range stuck.FindAllStringSubmatch(console, -1) {
 		if seconds, err := strconv.Atoi(m[1]); err == nil && seconds >= lockup+int(waited.Seconds()) {
@@ -173,8 +173,8 @@ func hang(quiet, waited time.Duration, console string) string {
 
 var errNoBoot = fmt.Errorf("the machine did not come up, %d times, each within %s", bootTries, bootTime)
 
-// complaint is what the guest's kernel said when it first found a processor stuck, with the stack; empty where it never
-// did.
+// complaint returns what the guest's kernel said when it first found a processor stuck, with the stack, or "" if it
+// never did.
 func complaint(console string) string {
 	at := stuck.FindStringIndex(console)
 	if at == nil {
@@ -206,9 +206,9 @@ func (o Options) withDefaults() Options {
 // kernel's time while programs were loaded.
 const Cmdline = "console=ttyS0 panic=-1 loglevel=4 no_timer_check clocksource=hpet mitigations=off init_on_alloc=0"
 
-// emulator is the command that runs QEMU. One thread runs all processors in turn, and goes on to the next whenever one
-// does nothing but wait (pause, which the kernel's spin locks do). With a thread for each, machines of two hung in most
-// starts, even on a machine that did nothing else: "soft lockup - CPU#0 stuck for 104s!".
+// emulator returns the command that runs QEMU. One thread runs all processors in turn, and goes on to the next whenever
+// one only waits (the instruction pause, as in the kernel's spin locks). With a thread for each, machines with two
+// processors hung in most boots, even on a machine that did nothing else: "soft lockup - CPU#0 stuck for 104s!".
 func emulator(ctx context.Context, k *kit, o Options, dir, initramfs string) *exec.Cmd {
 	return exec.CommandContext(ctx, k.qemu,
 		// q35 and not microvm: it has an HPET. The TSC is calibrated while the machine boots, and wrong by any factor
@@ -242,7 +242,8 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 	if cmd.Stderr == nil {
 		cmd.Stderr = &stderr
 	}
-	// It dies with this process. The kernel ties that to the thread that started it, so the thread must stay.
+	// The machine dies with this process: the kernel kills it when the thread that started it ends, so that thread must
+	// stay.
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -268,8 +269,8 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 	return nil
 }
 
-// watch ends a machine that does not come up, hangs, or takes longer than its time. What counts is the time in which
-// the emulator could run: beside other work it may have to wait for long.
+// watch ends a machine that does not come up, hangs, or takes longer than its time. Only the time in which the emulator
+// could run counts, because beside other work it may have to wait for long.
 func watch(ctx context.Context, end context.CancelCauseFunc, pid int, atMost time.Duration, dir string) {
 	began := time.Now()
 	size, since := 0, time.Duration(0)
@@ -301,7 +302,7 @@ func watch(ctx context.Context, end context.CancelCauseFunc, pid int, atMost tim
 // heldUp returns how long the emulator's threads have waited for a CPU of this machine: the longest time of one thread,
 // from the second field of /proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst).
 func heldUp(pid int) (longest time.Duration) {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // none when it has ended
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // none if the process has ended
 	for _, path := range threads {
 		var ran, waited int64
 		if _, err := fmt.Sscan(readAll(path), &ran, &waited); err == nil {
@@ -311,7 +312,7 @@ func heldUp(pid int) (longest time.Duration) {
 	return longest
 }
 
-// printed is how many bytes the machine has written to a file.
+// printed returns how many bytes the machine has written to a file.
 func printed(dir, file string) int {
 	st, err := os.Stat(filepath.Join(dir, file))
 	if err != nil {
@@ -320,8 +321,8 @@ func printed(dir, file string) int {
 	return int(st.Size())
 }
 
-// The framing is that of init.sh. The end is taken from the back, for the output may hold the same words, and may not
-// end its last line.
+// frame matches the output with the framing of init.sh. It finds the last end line, because the output may contain the
+// same words, and may not end with a line feed.
 var frame = regexp.MustCompile(`(?s)^tare-vm: begin\n(.*)tare-vm: end (\d+)\n$`)
 
 func unframe(port string) (output string, exitCode int, err error) {
@@ -344,17 +345,17 @@ func readAll(path string) string {
 	return string(b)
 }
 
-// tail is the last 60 lines.
+// tail returns the last 60 lines.
 func tail(s string) string {
 	lines := strings.Split(s, "\n")
 	return strings.Join(lines[max(0, len(lines)-60):], "\n")
 }
 
-// kit is what every machine needs; it is prepared once for a test process.
+// kit holds what every machine needs; it is prepared once for a test process.
 type kit struct {
 	qemu   string // path
 	kernel string // path
-	base   []byte // the file system, but for the script and the files of one run
+	base   []byte // the file system, without the script and the files of one run
 }
 
 func missing(what string) error { return fmt.Errorf("needs %s; %w", what, ErrMissing) }
@@ -392,7 +393,7 @@ var prepare = sync.OnceValues(func() (*kit, error) {
 	return k, nil
 })
 
-// findKernel is the newest kernel in the cache, or the one that TARE_VM_KERNEL names.
+// findKernel returns the newest kernel in the cache, or the one that TARE_VM_KERNEL names.
 func findKernel(cache string) (string, error) {
 	if k := os.Getenv("TARE_VM_KERNEL"); k != "" {
 		return k, nil
@@ -407,7 +408,7 @@ func findKernel(cache string) (string, error) {
 	return slices.Max(found), nil
 }
 
-// Kernel finds the kernel of emulated machines, with its modules. The error matches ErrMissing where there is none.
+// Kernel finds the kernel of emulated machines, with its modules. The error matches ErrMissing if there is none.
 func Kernel() (microvm.Kernel, error) {
 	cache, err := binary.Cache()
 	if err != nil {
@@ -420,7 +421,7 @@ func Kernel() (microvm.Kernel, error) {
 	return microvm.FindKernel(path)
 }
 
-// Busybox returns a static busybox and the names it goes by. The error matches ErrMissing where there is none.
+// Busybox returns a static busybox and the names of its applets. The error matches ErrMissing if there is none.
 func Busybox() (program []byte, applets []string, err error) {
 	const what = "a static busybox (Debian package busybox-static)"
 	path, err := exec.LookPath("busybox")
@@ -440,8 +441,8 @@ func Busybox() (program []byte, applets []string, err error) {
 	return program, strings.Fields(string(list)), nil
 }
 
-// base is the part of the file system that all machines share. It is not compressed: under TCG, unpacking costs more
-// than copying.
+// base returns the part of the file system that all machines share. It is not compressed: under TCG, unpacking costs
+// more than copying.
 func base(busybox []byte, applets []string, tare []byte) []byte {
 	var a cpio.Archive
 	for _, d := range []string{"dev", "proc", "sys", "run", "root"} {
@@ -462,7 +463,7 @@ func base(busybox []byte, applets []string, tare []byte) []byte {
 	return a.Bytes()
 }
 
-// overlay is what one run adds.
+// overlay returns the part of the file system that only one run has: its files and its script.
 func overlay(files map[string][]byte, script string) []byte {
 	var a cpio.Archive
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -472,8 +473,8 @@ func overlay(files map[string][]byte, script string) []byte {
 	return a.Bytes()
 }
 
-// Program is the files of a dynamically linked program of this machine, to be put into another: the program in /bin,
-// and its libraries where its loader looks for them. The test is skipped when it is missing.
+// Program returns the files of a dynamically linked program of this machine, to be put into a virtual machine: the
+// program in /bin, and its libraries where its loader looks for them. The test is skipped if the program is missing.
 func Program(t testing.TB, name string) map[string][]byte {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -492,7 +493,7 @@ func Program(t testing.TB, name string) map[string][]byte {
 	return files
 }
 
-// linked is the libraries of a program and its loader, by the paths at which the loader looks for them.
+// linked returns the libraries of a program and its loader, by the paths at which the loader looks for them.
 func linked(program string) (map[string]string, error) {
 	// ldd prints "libelf.so.1 => /lib/x86_64-linux-gnu/libelf.so.1 (0x...)", and the loader without an arrow.
 	list, err := exec.Command("ldd", program).Output()

@@ -8,7 +8,7 @@
 //	bpftool cgroup detach CGROUP connect4 pinned DIR/weight
 //	rm DIR/weight; umount DIR
 //
-// The program in connect makes the connections under it.
+// The command in the directory connect makes connections in CGROUP, and so makes the program run.
 package weight
 
 // The object carries no path and no compiler version, so every checkout makes the same.

@@ -113,7 +113,7 @@ func search(t *testing.T, root string) map[string][]string {
 	return found
 }
 
-// tracked lists the files of the tree, those among them that are new and not ignored.
+// tracked lists the files that git tracks, and the new files that it does not ignore.
 func tracked(t *testing.T, root string) []string {
 	t.Helper()
 	cmd := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard")

@@ -103,8 +103,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestNegative: a group whose counter lags behind those of the groups in it has a negative value, which the table that
-// shows it explains.
+// TestNegative: if the counter of a group lags behind those of the groups in it, a row may be less than 0. A table that
+// shows such a row explains it.
 func TestNegative(t *testing.T) {
 	for _, c := range []struct {
 		behind float64 // seconds

@@ -279,7 +279,7 @@ func TestCleanTime(t *testing.T) {
 	}
 }
 
-// TestUnanswered: a Job that was created although the answer was lost is removed, and nothing else of its name.
+// TestUnanswered: a Job that was created although the answer was lost is removed, and no other object with its name.
 func TestUnanswered(t *testing.T) {
 	s := apiServer{}
 	s.addOurs("jobs/kube-system/other", "", "tare-agent-temporary", nil)
@@ -299,8 +299,8 @@ func TestUnanswered(t *testing.T) {
 	s.has(t, "jobs/kube-system/other", "daemonsets/kube-system/x")
 }
 
-// TestCleanLeaves: Jobs that do not say how long they live are not kubectl-tare's, whatever their labels, nor is a Job
-// that a DaemonSet says it belongs to.
+// TestCleanLeaves: Jobs that do not say how long they live are not kubectl-tare's, whatever their labels. Nor is a Job
+// kubectl-tare's only because a DaemonSet of agents names it as its owner.
 func TestCleanLeaves(t *testing.T) {
 	s := apiServer{}
 	s.addRun("jobs/shop/other", "")

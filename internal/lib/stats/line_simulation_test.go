@@ -143,7 +143,7 @@ func TestCurvesBySimulation(t *testing.T) {
 		levels []float64
 		blocks int
 		cost   func(float64) float64
-		own    float64 // noise of each trial, beside that of its block
+		own    float64 // noise of each trial, in addition to that of its block
 	}{
 		{"ebpf-memory", []float64{1, 1000, 10000}, 6, func(x float64) float64 { return memory[x] }, 0.01},
 		{"square root, 100 to 3000", []float64{100, 500, 1000, 3000}, 6, math.Sqrt, 0.02},
@@ -179,8 +179,8 @@ func TestCurvesBySimulation(t *testing.T) {
 	}
 }
 
-// TestDriftingLinesBySimulation measures the coverage of slopes when blocks drift: the slope of each block strays by an
-// autoregression.
+// TestDriftingLinesBySimulation measures the coverage of slopes when blocks drift: the slopes of successive blocks
+// follow an autoregressive process.
 func TestDriftingLinesBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| blocks | rho | before % | slope % | said to be strong % | misses unsaid % |")

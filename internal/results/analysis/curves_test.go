@@ -70,7 +70,7 @@ func TestCurvesAreJudgedAsEstimates(t *testing.T) {
 	lagging := plain
 	lagging.ExtraLag = 20e-6
 	many := plain
-	many.Blocks = 40 // so many that intervals stay narrow if some blocks are lost
+	many.Blocks = 40 // enough blocks for narrow intervals even if some are lost
 	lost := func(tr record.Trial) bool { return tr.Arm == "candidate" && tr.Block < 9 }
 	for _, c := range []struct {
 		name, begins string

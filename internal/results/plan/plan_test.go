@@ -147,8 +147,8 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestUnplanned: a cost that is not a line, is not a demand or was not measured has no figure, and the total that needs
-// it is unknown.
+// TestUnplanned: a cost has no figure if it does not grow linearly, is no demand (as under a closed loop) or was not
+// measured. The total that needs it is then unknown.
 func TestUnplanned(t *testing.T) {
 	bent, flat, unpaced, outside, without, none := usual(), usual(), usual(), usual(), usual(), usual()
 	bent.CPU = func(x float64) float64 { return x * x }

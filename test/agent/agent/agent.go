@@ -7,15 +7,15 @@ import (
 	"tare/test/binary"
 )
 
-// What the agent uses, and the relative uncertainty of each figure. The agent paces its CPU time by its process's CPU
-// clock, sizes its memory by what the kernel reports, and its eBPF program runs until the clock has advanced by a given
-// time; the errors of all three are smaller than stated here.
+// The planted costs, each followed by its relative uncertainty. The agent paces its CPU time by its process's CPU
+// clock, sizes its memory by what the kernel reports, and its eBPF program runs until the clock has advanced by
+// BPFSeconds; the errors of all three are smaller than stated here.
 const (
 	CPUs        = 0.05
 	CPUsError   = 0.02
 	MemoryBytes = 50e6
 	MemoryError = 0.02
-	BPFSeconds  = 100e-6 // of each connection
+	BPFSeconds  = 100e-6 // per connection
 	BPFError    = 0.02
 )
 

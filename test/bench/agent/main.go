@@ -1,7 +1,7 @@
-// Agent weighs tare-agent itself: its CPU time and memory on a machine with many control groups, eBPF programs and
-// maps, scraped at several intervals, beside another exporter under the same scrapes, a program that shows eBPF
-// programs on a terminal, and other builds of the agent. What a scrape costs depends on how fast the machine is at the
-// time: compare within one run.
+// Command agent weighs tare-agent itself: its CPU time and memory on a machine with many control groups, eBPF programs
+// and maps, scraped at several intervals. For comparison it also weighs another exporter under the same scrapes, a
+// program that shows eBPF programs on a terminal, and other builds of the agent. What a scrape costs depends on how
+// fast the machine is at the time: compare within one run.
 //
 //	go run ./test/bench/agent -agent bin/tare-agent -other prometheus-node-exporter -terminal bpftop
 //	go run ./test/bench/agent -agent /tmp/before,bin/tare-agent -other prometheus-node-exporter
@@ -92,7 +92,7 @@ func run() error {
 	}
 	for i := range *scrapes + 2 {
 		for j := range all {
-			e := all[(i+j)%len(all)] // each is first in turn, because the first finds the caches cold
+			e := all[(i+j)%len(all)] // each takes its turn as the first, which finds the caches cold
 			if err := e.scrape(); err != nil {
 				return err
 			}
@@ -120,7 +120,7 @@ func run() error {
 }
 
 type exporter struct {
-	name, url string // a program on a terminal has no url
+	name, url string // url is empty for a program on a terminal
 	cmd       *exec.Cmd
 	bytes     int64
 	at        time.Time
@@ -205,7 +205,7 @@ func (e *exporter) stop() {
 	_ = e.cmd.Wait()
 }
 
-// makeGroups makes groups in all hierarchies, as a container runtime does.
+// makeGroups makes n control groups in every writable hierarchy, as a container runtime does.
 func makeGroups(n int) (remove func(), err error) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

@@ -255,7 +255,7 @@ func start(o options) (*plane, error) {
 	return p, err
 }
 
-// tell has the control plane make a change, and returns when that began and ended, in ns by pace.Now.
+// tell has the control plane make a change, and returns when the change began and ended, in ns by pace.Now.
 func (p *plane) tell(service, change int) (from, to int64, err error) {
 	if _, err := fmt.Fprintln(p.in, service, change); err != nil {
 		return 0, 0, err
@@ -267,7 +267,7 @@ func (p *plane) tell(service, change int) (from, to int64, err error) {
 	return from, to, err
 }
 
-// memory is the resident memory of the process after garbage has been collected, in bytes.
+// memory collects the garbage of the process, and returns its resident memory in bytes.
 func (p *plane) memory() (float64, error) {
 	if _, _, err := p.tell(0, 0); err != nil {
 		return 0, err

@@ -221,10 +221,10 @@ func pooled(of []trial, name string) (*hdrhistogram.Histogram, error) {
 	return stats.MergeHistograms(all...)
 }
 
-// p99 is the quantile in milliseconds, however few requests lie beyond it.
+// p99 returns the 99th percentile in milliseconds, even if very few requests lie beyond it.
 func p99(h *hdrhistogram.Histogram) float64 { return float64(h.ValueAtQuantile(99)) / 1e6 }
 
-// each is the p99 of each trial, in milliseconds.
+// each returns the p99 of each trial, in milliseconds.
 func each(of []trial) (all []float64) {
 	for _, t := range of {
 		all = append(all, p99(t.histograms[load.Latency]))
@@ -240,8 +240,8 @@ func mean(xs []float64) float64 {
 	return sum / float64(len(xs))
 }
 
-// thin reports whether there are too few requests for Tare to give a p99: in some trial or, if a histogram is named, in
-// all trials together.
+// thin reports whether there are too few requests for Tare to give a p99: in at least one trial if name is empty, and
+// otherwise in the merged histogram of that name.
 func thin(of []trial, name string) bool {
 	if name == "" {
 		return enough(of) < len(of)
@@ -257,7 +257,7 @@ func thin(of []trial, name string) bool {
 	return !ok
 }
 
-// enough returns how many trials have enough requests for Tare to give their p99.
+// enough returns how many of the trials have enough requests for Tare to give a p99.
 func enough(of []trial) (n int) {
 	for _, t := range of {
 		if _, ok := stats.Quantile(t.histograms[load.Latency], 0.99); ok {
@@ -348,8 +348,8 @@ func latency(w io.Writer, r *run, arm string) error {
 }
 
 // otherDay prints the paired difference of p99 over blocks, and the range of the differences between single trials:
-// between a trial and the baseline of its own block, and between a trial and that of another block, which might as well
-// be another day's.
+// between a trial and the baseline of its own block, and between a trial and the baseline of another block, which
+// stands for a measurement on another day.
 func otherDay(w io.Writer, r *run, arm string) error {
 	header(w, "p99 with less without, in ms", r.rates)
 	var over, same, other []string
@@ -423,7 +423,7 @@ func perRequest(metric string) func(trial) (float64, bool) {
 	}
 }
 
-// cpu prints CPUs per 1,000 requests/s, for each entry of accounts and each way to divide.
+// cpu prints CPUs per 1,000 requests/s, for each entry of accounts and each way to divide CPUs by the rate.
 func cpu(w io.Writer, r *run, arm string) error {
 	header(w, "CPUs per 1,000 requests/s", r.rates)
 	for _, account := range accounts {
@@ -483,7 +483,7 @@ func blank(n int) (s string) {
 	return s
 }
 
-// line fits a line to the points, and returns its slope and its fixed part as text.
+// line fits a line to the points, and returns its slope and intercept as text.
 func line(points []stats.Observation) (string, error) {
 	l, err := stats.FitLine(points)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"tare/test/vm/guest"
 )
 
-// TestTables: what the command prints of the recorded run stays as it is, to the last digit.
+// TestTables: the command prints exactly testdata/tables.md for the recorded run.
 func TestTables(t *testing.T) {
 	guest.KernelFree(t)
 	want, err := os.ReadFile("testdata/tables.md")
@@ -53,8 +53,8 @@ func TestHistogramQuantile(t *testing.T) {
 	}
 }
 
-// TestDocument: the chart's own points are a line with the slope 0.30 and next to no fixed part, where the text says
-// 1.0.
+// TestDocument: the points of the document's chart lie on a line with a slope of 0.30 CPUs per 1,000 requests/s and
+// almost no intercept, whereas the document's text gives 1.0.
 func TestDocument(t *testing.T) {
 	guest.KernelFree(t)
 	var printed strings.Builder

@@ -23,7 +23,7 @@ import (
 	"time"
 
 	"tare/experiments"
-	_ "tare/internal/all" // registers what specs name
+	_ "tare/internal/all" // registers the guests that specs name
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/record"
@@ -78,7 +78,7 @@ func one(tare, name string, blocks int, verbose bool) error {
 	out := filepath.Join(dir, "run")
 	cmd := exec.Command(tare, "run", name, "--quick", "--blocks", strconv.Itoa(blocks), "--out", out)
 	printed, err := cmd.CombinedOutput()
-	const invalid = 4 // a run of few blocks may be invalid, and takes as long
+	const invalid = 4 // exit code of an invalid run, which is possible with few blocks and takes as long
 	if err != nil && cmd.ProcessState.ExitCode() != invalid {
 		return fmt.Errorf("%w\n%s", err, printed)
 	}
@@ -93,7 +93,7 @@ func one(tare, name string, blocks int, verbose bool) error {
 	maps.DeleteFunc(s.Arms, func(arm string, _ *kind.Part) bool {
 		return !slices.ContainsFunc(c.Run.Plan, func(p record.PlannedTrial) bool { return p.Arm == arm })
 	})
-	// Repeated trials are announced apart from the estimate.
+	// The estimate does not include repeated trials.
 	planned := slices.DeleteFunc(c.Trials, func(t record.Trial) bool { return t.Attempt > 0 })
 	var took time.Duration
 	beyond := map[string][]time.Duration{}

@@ -1,15 +1,16 @@
-// Command faults makes one system call of each of many runs fail, or kills them there, and reports the results:
+// Command faults starts many runs, makes one system call of each fail, or kills the run at that call, and reports the
+// results:
 //
 //	go run ./test/bench/faults [-n 2000] [-for 1h] [-at 4] [-only quickstart,mesh-rate] [-state FILE]
 //	go run ./test/bench/faults -seed 17 -only quickstart   # the same fault again
 //	go run ./test/bench/faults -again [-state FILE]        # those that showed a problem, after a fix
 //	go run ./test/bench/faults -table
 //
-// Each run is a built-in experiment with very short windows. A seed chooses the call and what happens to it (see
-// test/faults). Several runs go on at a time, because they wait more than they work. When these have ended, tare clean
-// must leave nothing behind, every finished trial must be readable, and exit code and error must be those of the
-// documentation. Where something is left, each run is made again alone, to find out which left it. Each run adds a line
-// to the state file, and an interrupted campaign continues from there.
+// Each run is a built-in experiment with very short windows. A seed chooses the call and the fault (see test/faults).
+// Several runs go on at a time, because they wait more than they work. When these have ended, tare clean must leave
+// nothing behind, every finished trial must be readable, and the exit code and the error must be documented ones. If
+// something is left behind, each of these runs is repeated alone, to find the one that left it. Each run adds a line to
+// the state file, and an interrupted campaign continues from there.
 package main
 
 import (
@@ -83,7 +84,7 @@ type bench struct {
 	state  string
 	at     int // runs at the same time
 	names  []string
-	counts map[string]map[faults.Class]int // by experiment, of those that this machine can run
+	counts map[string]map[faults.Class]int // of system calls, for each experiment that this machine can run
 	runner *faults.Runner
 	dir    string
 }
@@ -97,7 +98,7 @@ func (b *bench) prepare() error {
 	return err
 }
 
-// one makes one fault of the first of the experiments, and prints all about it.
+// one makes the fault that the seed chooses in the first experiment, and prints everything about it.
 func (b *bench) one(ctx context.Context, seed uint64) error {
 	b.names = b.names[:1]
 	if err := b.countAll(ctx); err != nil {
@@ -107,7 +108,7 @@ func (b *bench) one(ctx context.Context, seed uint64) error {
 	return err
 }
 
-// alone makes a fault, and prints all about it.
+// alone makes one fault, and prints everything about it.
 func (b *bench) alone(ctx context.Context, p faults.Planned) (*faults.Verdict, error) {
 	verdicts, err := b.runner.Try(ctx, filepath.Join(b.dir, "try"), 1, p)
 	if err != nil {
@@ -119,7 +120,7 @@ func (b *bench) alone(ctx context.Context, p faults.Planned) (*faults.Verdict, e
 	return v, nil
 }
 
-// again makes the faults again that showed a problem when they were made last.
+// again repeats the faults that showed a problem the last time that they were made.
 func (b *bench) again(ctx context.Context, found []faults.Verdict) error {
 	for _, v := range latest(found) {
 		if len(v.Problems) == 0 {
@@ -133,7 +134,7 @@ func (b *bench) again(ctx context.Context, found []faults.Verdict) error {
 			return err
 		}
 		if now.Hit == "" {
-			continue // without a hit it shows nothing
+			continue // the system call was not reached, so this attempt shows nothing
 		}
 		if err := campaign.Append(b.state, now); err != nil {
 			return err
@@ -173,7 +174,7 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, until ti
 		}
 		verdicts, err := b.try(ctx, some)
 		if ctx.Err() != nil {
-			return nil // an interrupted run found nothing
+			return nil // an interrupted run shows nothing
 		}
 		if err != nil {
 			return err
@@ -193,8 +194,8 @@ func (b *bench) run(ctx context.Context, found []faults.Verdict, n int, until ti
 	return nil
 }
 
-// try makes faults, several at a time. If they leave something behind, it makes each again alone to find the one that
-// does.
+// try makes faults, several at a time. If something is left behind, it makes each fault again alone to find the one
+// that left it.
 func (b *bench) try(ctx context.Context, some []faults.Planned) ([]*faults.Verdict, error) {
 	dir := filepath.Join(b.dir, "try")
 	verdicts, err := b.runner.Try(ctx, dir, b.at, some...)
@@ -207,7 +208,7 @@ func (b *bench) try(ctx context.Context, some []faults.Planned) ([]*faults.Verdi
 		if err != nil {
 			return nil, err
 		}
-		if i > 0 || len(alone[0].Problems) > 0 { // a problem that no run shows alone stays with the first
+		if i > 0 || len(alone[0].Problems) > 0 { // a problem that no fault shows alone stays with the first
 			verdicts[i] = alone[0]
 		}
 	}
@@ -244,7 +245,7 @@ func (b *bench) countAll(ctx context.Context) error {
 	return nil
 }
 
-// plan chooses a fault; nil where this machine cannot run the experiment.
+// plan chooses a fault in an experiment, or returns nil if this machine cannot run the experiment.
 func (b *bench) plan(name string, seed uint64) *faults.Planned {
 	counts := b.counts[name]
 	if counts == nil {

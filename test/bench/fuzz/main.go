@@ -4,9 +4,9 @@
 //	go run ./test/bench/fuzz [-each 10m] [-slice 2m] [-for 1h] [-at 2] [-only REGEXP] [-state FILE]
 //	go run ./test/bench/fuzz -table
 //
-// It always continues with the tests that have searched least, in CPU time, because other work slows a search down.
-// What they find is where 'go test -fuzz' puts it, in the package's testdata/fuzz, and is an input of every test from
-// then on; the inputs that reached new code are in Go's build cache.
+// It always continues with the tests that have searched least. Searches are compared by CPU time, because other work
+// slows a search down. A failing input goes where 'go test -fuzz' puts it, in the package's testdata/fuzz, and every
+// run of the test uses it from then on; the inputs that reached new code are in Go's build cache.
 package main
 
 import (
@@ -109,7 +109,7 @@ const shortest = 10 * time.Second
 
 var fuzzTest = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
 
-// tests are all fuzz tests of the project.
+// tests returns all fuzz tests of the project.
 func tests(root string) (all []found, err error) {
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
@@ -210,7 +210,7 @@ func (b *bench) binary(ctx context.Context, t found) (string, error) {
 	return path, nil
 }
 
-// progress is what a fuzz test says every three seconds.
+// progress matches the line that a fuzz test prints every three seconds.
 var progress = regexp.MustCompile(`fuzz: elapsed: \S+, execs: (\d+) .*new interesting: (\d+) `)
 
 func (b *bench) search(ctx context.Context, t found) error {
@@ -252,7 +252,7 @@ func (b *bench) search(ctx context.Context, t found) error {
 	b.busy[t.name()] = false
 	b.seconds[t.name()] += t.Seconds
 	if t.Failed != "" {
-		b.busy[t.name()] = true // it would find the same again
+		b.busy[t.name()] = true // another search would find the same failure
 		fmt.Printf("%s failed: %s\n", t.name(), t.Failed)
 	}
 	return campaign.Append(b.state, t)

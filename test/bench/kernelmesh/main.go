@@ -1,6 +1,7 @@
-// Command kernelmesh judges what Tare promises of kernelmesh, in pairs of the same block: it adds at most 10 us to p50.
+// Command kernelmesh checks Tare's promise about kernelmesh, that it adds at most 10 us to p50. It compares pairs of
+// trials of the same block.
 //
-// It reads runs of its spec.yaml, as many as are named, whose blocks count together:
+// It reads one or more runs of its spec.yaml, whose blocks count together:
 //
 //	tare run test/bench/kernelmesh/spec.yaml --out DIR
 //	go run ./test/bench/kernelmesh DIR...
@@ -34,8 +35,8 @@ type promise struct {
 	base, arm  string
 	most       float64
 	unit       string
-	multiplier float64 // of the metric's unit
-	noise      bool    // it shows the machine's noise, and is no promise
+	multiplier float64 // factor from the metric's unit to the row's unit
+	noise      bool    // the row shows the machine's noise, and is not a promise
 }
 
 var promises = []promise{
@@ -81,7 +82,7 @@ type measure struct {
 	again bool // an earlier attempt was void
 }
 
-// judge reads runs, and judges the promises by the trials at the given level, or by all trials if that is empty.
+// judge reads runs and judges the promises by the trials at the given level, or by all trials if level is empty.
 func judge(dirs []string, level string) (failed bool, err error) {
 	factor, value, _ := strings.Cut(level, "=")
 	all := newOutcomes()
@@ -187,7 +188,7 @@ func (o outcomes) pairs(metric, base, arm string) (pairs []stats.Pair, lost int)
 	return pairs, lost
 }
 
-// keeps says in a row of a table whether a promise is kept.
+// keeps returns a row of the table that says whether a promise is kept.
 func (o outcomes) keeps(p promise) (row string, broken bool) {
 	pairs, lost := o.pairs(p.metric, p.base, p.arm)
 	e := stats.Difference(pairs, 1)

@@ -20,18 +20,18 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// kind is one promise that is repeated.
+// kind is a promise that is tested repeatedly.
 type kind struct {
 	name    string
 	promise string
-	// quiet runs before the neighbour begins, and returns the quiet machine's value, with which run compares; nil where
-	// nothing is compared
+	// quiet runs before the neighbour begins, and returns a value of the quiet machine with which run compares its own. It
+	// is nil if nothing is compared.
 	quiet   func(*repetition) (float64, error)
 	run     func(*repetition) ([]outcome, error)
-	figures []figure // of the table, beside how often it held
+	figures []figure // in the table, after how often the promise held
 }
 
-// figure is a column of Values that the table shows.
+// figure is one of an outcome's Values, and how the table shows it.
 type figure struct {
 	value string
 	name  string
@@ -82,25 +82,26 @@ func failed(code int) bool { return code == 5 }
 type repetition struct {
 	ctx  context.Context
 	tare string
-	out  string // where a run goes
+	out  string // directory that tare writes the run to
 	seed uint64
 	kind string
-	base float64 // what kind.quiet found
-	exit int     // of tare, so far
+	base float64 // result of kind.quiet
+	exit int     // exit code of the latest tare command
 }
 
-// outcome returns a new outcome of one kind, with the exit code so far.
+// outcome returns a new outcome of one kind, with the latest exit code.
 func (r *repetition) outcome(kind string) outcome {
 	return outcome{Kind: kind, Exit: r.exit, Values: map[string]float64{}}
 }
 
-// command runs tare to its end, and returns what it printed. An exit code is an outcome and no error.
+// command runs tare to its end, and returns what it printed. It returns an error if tare cannot run at all (exit codes
+// 1 to 3, or a signal); any other exit code is an outcome.
 func (r *repetition) command(env []string, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(r.ctx, 30*time.Minute) // for one that hangs
+	ctx, cancel := context.WithTimeout(r.ctx, 30*time.Minute) // stops a command that hangs
 	defer cancel()
 	cmd := exec.CommandContext(ctx, r.tare, args...)
 	cmd.Env = append(os.Environ(), env...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) } // it takes down what it started
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) } // on SIGINT, tare removes what it created
 	cmd.WaitDelay = 30 * time.Second
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -115,7 +116,8 @@ func (r *repetition) command(env []string, args ...string) ([]byte, error) {
 	return stdout.Bytes(), nil
 }
 
-// experiment runs a spec and reads its summary; note adds to an outcome what holds for the whole run.
+// experiment runs a spec and reads its summary. note adds to an outcome what holds for the whole run: the number of
+// retries and, for an invalid run, the reason.
 func (r *repetition) experiment(spec string) (s *analysis.Summary, note func(*outcome), err error) {
 	if _, err := r.command(nil, "run", spec, "--out", r.out, "--seed", strconv.FormatUint(r.seed, 10)); err != nil {
 		return nil, nil, err
@@ -146,7 +148,8 @@ func (r *repetition) experiment(spec string) (s *analysis.Summary, note func(*ou
 	}, nil
 }
 
-// difference notes one metric of one arm against the baseline; nil if the run has no such difference.
+// difference records in the outcome how one metric of one arm differs from the baseline, and returns the difference, or
+// nil if the run has none.
 func (o *outcome) difference(s *analysis.Summary, arm, metric string) *analysis.Difference {
 	i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Arm == arm && e.Metric == metric })
 	if i < 0 || s.Estimates[i].Difference == nil {

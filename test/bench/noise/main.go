@@ -1,12 +1,12 @@
-// Command noise repeats what Tare promises of noisy machines, beside a neighbour that takes half of every CPU or
-// without one, and counts how often each promise held:
+// Command noise tests Tare's promises about noisy machines repeatedly, with or without a neighbour that takes half of
+// every CPU, and counts how often each promise held:
 //
 //	go run ./test/bench/noise [-neighbour] [-n 20] [-for 1h] [-only quickstart,planted] [-state FILE]
 //	go run ./test/bench/noise -table [-any]
 //
-// Each repetition adds a line to the state file, test/bench/noise/noise.jsonl, from which a campaign continues that its
-// time limit or a signal ended. -table prints the table of docs/noise.md from that file, with one column each for the
-// quiet machine, for the machine beside the neighbour, and for the machine under steal.
+// Each repetition adds a line to the state file, test/bench/noise/noise.jsonl. A campaign that its time limit or a
+// signal ended continues from there. -table prints the table of docs/noise.md from that file, with one column each for
+// the quiet machine, for the machine beside the neighbour, and for the machine under steal.
 package main
 
 import (
@@ -120,7 +120,7 @@ func read(path string) ([]outcome, error) {
 	return found, lines.Err()
 }
 
-// campaign repeats kinds under one condition.
+// campaign repeats some kinds under one condition, with or without the neighbour.
 type campaign struct {
 	tare, state string
 	neighbour   bool
@@ -129,8 +129,8 @@ type campaign struct {
 	kinds       []kind
 
 	version string
-	command string // of the neighbour; empty without
-	dir     string // for what one repetition leaves
+	command string // of the neighbour; empty if there is none
+	dir     string // temporary directory for the files of one repetition
 }
 
 func (c *campaign) run(ctx context.Context, found []outcome, deadline time.Time) (err error) {
@@ -158,7 +158,7 @@ func (c *campaign) run(ctx context.Context, found []outcome, deadline time.Time)
 			done[o.Kind]++
 		}
 	}
-	// Round and round, so that a campaign cut short has some of each.
+	// In rounds, so that a campaign that is cut short has some repetitions of each kind.
 	for i := 1; i <= c.repetitions; i++ {
 		for _, k := range c.kinds {
 			if done[k.name] >= i {
@@ -170,7 +170,7 @@ func (c *campaign) run(ctx context.Context, found []outcome, deadline time.Time)
 			}
 			outcomes, err := c.repeat(ctx, k, uint64(i))
 			if ctx.Err() != nil {
-				continue // what was interrupted is no outcome
+				continue // an interrupted repetition is no outcome
 			}
 			if err != nil {
 				return fmt.Errorf("%s, repetition %d: %w", k.name, i, err)
@@ -212,7 +212,7 @@ func (c *campaign) append(o outcome) error {
 	if end, err := f.Seek(0, io.SeekEnd); err == nil && end > 0 {
 		last := []byte{0}
 		if _, err := f.ReadAt(last, end-1); err == nil && last[0] != '\n' {
-			line = append([]byte{'\n'}, line...) // the one before was cut short
+			line = append([]byte{'\n'}, line...) // the line before was cut short
 		}
 	}
 	_, err = f.Write(append(line, '\n'))

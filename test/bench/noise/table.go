@@ -10,8 +10,8 @@ import (
 
 var columns = []string{"quiet", "neighbour", "steal"}
 
-// printTable prints what was found, as Markdown: a row for each promise, and how often it held in each condition.
-// With anyOf the outcomes of all binaries count, otherwise only those of the latest.
+// printTable prints the outcomes as Markdown: a row for each promise, and how often it held in each condition. With
+// anyOf the outcomes of all binaries count, otherwise only those of the latest.
 func printTable(w io.Writer, found []outcome, anyOf bool) error {
 	if len(found) == 0 {
 		return fmt.Errorf("nothing was found yet")

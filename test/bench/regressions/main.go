@@ -1,4 +1,4 @@
-// Command regressions repeats what a check in CI must do, and counts how often it did it:
+// Command regressions repeats a check as in CI on new versions of a tracer, and counts how often its result was right:
 //
 //	go run ./test/bench/regressions [-neighbour] [-n 20] [-for 1h] [-only cpu] [-state FILE]
 //	go run ./test/bench/regressions -table
@@ -36,10 +36,10 @@ const (
 	metricOfLoss = "events_lost"
 	budget       = 0.05            // allowed CPU time beyond the old version's, as a fraction of it
 	planted      = 0.10            // planted CPU time beyond the old version's, as a fraction of it
-	lossy        = 1e-4            // of events
+	lossy        = 1e-4            // fraction of events that the lossy version loses
 	rate         = 2000            // events per second
 	shortest     = 2 * time.Second // window of a trial
-	enough       = 46052           // events: 1 - (1 - lossy)^enough = 0.99
+	enough       = 46052           // events in which 99 of 100 runs meet a loss: 1 - (1 - lossy)^enough = 0.99
 	pilotBlocks  = 12
 	oldWork      = 200 * time.Microsecond // for each event
 )
@@ -54,7 +54,7 @@ type outcome struct {
 	Blocks    int       `json:"blocks"`
 	Exit      int       `json:"exit"` // of tare
 	Caught    bool      `json:"caught"`
-	Results   []string  `json:"results"` // of the assertions
+	Results   []string  `json:"results"` // of the check's assertions
 	Seconds   float64   `json:"seconds"`
 }
 
@@ -62,7 +62,7 @@ type bench struct {
 	n           int
 	neighbour   bool
 	tare, state string
-	dir         string // for what is built and run
+	dir         string // for built programs and runs
 	tracers     string
 }
 
@@ -171,7 +171,7 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, until tim
 				length = max(length, time.Duration(enough*float64(time.Second)/rate/float64(blocks)).Round(time.Millisecond))
 			}
 			o, err := c.one(ctx, kind, work, blocks, length)
-			if err = errors.Join(err, ctx.Err()); err != nil { // an interrupted run found nothing
+			if err = errors.Join(err, ctx.Err()); err != nil { // an interrupted run shows nothing
 				return err
 			}
 			fmt.Printf("%s: exit %d %v, %.0f s\n", kind, o.Exit, o.Results, o.Seconds)
@@ -225,7 +225,7 @@ func (c *bench) one(ctx context.Context, kind, work string, blocks int, length t
 	return o, os.RemoveAll(out)
 }
 
-// weigh runs the check: the old version is the baseline.
+// weigh runs the check with the old version as the baseline.
 func (c *bench) weigh(ctx context.Context, out, work string, blocks int,
 	length time.Duration) (exit int, s *analysis.Summary, err error) {
 	tracer := func(fault string) string {

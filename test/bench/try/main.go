@@ -1,11 +1,12 @@
-// Command try repeats what tare try promises, and counts how often it held:
+// Command try tests the promises of tare try repeatedly, and counts how often each held:
 //
 //	go run ./test/bench/try [-n 20] [-for 1h] [-only planted] [-load connections] [-blocks 6] [-state FILE]
 //	go run ./test/bench/try -table
 //
 // planted tries an agent of known cost (test/agent): its CPU time, its memory and the time that its eBPF program adds
-// to each connection must all be within their intervals. nothing tries sleep infinity: nothing may be resolved but its
-// own memory and start. Each repetition adds a line to the state file, from which an interrupted campaign continues.
+// to each connection must all be within their intervals. nothing tries sleep infinity: no difference may be resolved
+// except those of its own memory and start. Each repetition adds a line to the state file, from which an interrupted
+// campaign continues.
 package main
 
 import (
@@ -72,7 +73,7 @@ type outcome struct {
 	Intervals map[string][3]float64 `json:"intervals,omitempty"`
 }
 
-// promise is what is repeated: a command, and what the summary of its run must show.
+// promise is a command that is repeated, and a check of each run's summary.
 type promise struct {
 	name string
 	argv []string
@@ -103,7 +104,7 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, deadline 
 	for _, o := range found {
 		done[o.Promise]++
 	}
-	for i := 1; i <= c.repetitions; i++ { // round and round, so that a campaign cut short has some of each
+	for i := 1; i <= c.repetitions; i++ { // in rounds, so that a campaign that is cut short has some of each
 		for _, p := range promises {
 			if done[p.name] >= i || only != "" && only != p.name {
 				continue
@@ -114,7 +115,7 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, deadline 
 			}
 			o, err := c.repeat(ctx, p, filepath.Join(dir, "run"), uint64(i))
 			if ctx.Err() != nil {
-				continue // what was interrupted is no outcome
+				continue // an interrupted repetition is no outcome
 			}
 			if err != nil {
 				return fmt.Errorf("%s, repetition %d: %w", p.name, i, err)
@@ -130,7 +131,8 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, deadline 
 	return nil
 }
 
-// repeat tries a command once. An exit code other than those of wrong use is an outcome.
+// repeat tries a command once. It returns an error if tare cannot run at all (exit codes 1 to 3, or a signal); any
+// other exit code is an outcome.
 func (c *bench) repeat(ctx context.Context, p promise, out string, seed uint64) (o outcome, err error) {
 	if err := os.RemoveAll(out); err != nil {
 		return o, err
@@ -180,7 +182,8 @@ func (c *bench) repeat(ctx context.Context, p promise, out string, seed uint64) 
 	return o, nil
 }
 
-// planted: every planted cost is within its interval. Only in the workload "connections" does the eBPF program run.
+// planted notes every planted cost that is outside its measured interval. The eBPF program runs only in the workload
+// "connections".
 func planted(s *analysis.Summary, o *outcome) {
 	o.Intervals = map[string][3]float64{}
 	for _, k := range agent.Planted {
@@ -209,7 +212,7 @@ func planted(s *analysis.Summary, o *outcome) {
 // memory, and takes time to start.
 var own = []string{"memory_", "rss_", "start_"}
 
-// nothing: no difference is resolved, in any metric of any workload, except in those of own.
+// nothing notes every difference that is resolved, in any metric of any workload, except in the metrics of own.
 func nothing(s *analysis.Summary, o *outcome) {
 	for _, e := range s.Estimates {
 		if e.Arm != "sleep" || e.Difference == nil || !e.Difference.Resolved ||

@@ -13,8 +13,8 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// Credentials reads a proxy's credentials from the files that its Envoy reads (authority.Credentials.WriteEnvoy):
-// chain, key and roots. The fields that repeat what the certificate says stay empty.
+// Credentials reads a proxy's credentials, that is its chain, key and roots, from the files in dir that its Envoy reads
+// (authority.Credentials.WriteEnvoy). The fields that repeat the content of the certificate stay empty.
 func Credentials(dir string) (c authority.Credentials, err error) {
 	roots, err := read(filepath.Join(dir, authority.EnvoyRootsFile))
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package filter is the seccomp filter of package faults: which system calls it hands over.
+// Package filter is the seccomp filter of package faults, which hands system calls over to that package.
 package filter
 
 import (
@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Calls are the system calls that are handed over, by number, under the names that classes have.
+// Calls are the system calls that the filter hands over: their names in a faults.Class, by number.
 var Calls = map[uint32]string{
 	unix.SYS_OPENAT: "openat", unix.SYS_OPENAT2: "openat2", unix.SYS_MKDIR: "mkdir", unix.SYS_MKDIRAT: "mkdirat",
 	unix.SYS_RMDIR: "rmdir", unix.SYS_UNLINKAT: "unlinkat", unix.SYS_RENAMEAT: "renameat", unix.SYS_RENAMEAT2: "renameat2",
@@ -22,22 +22,22 @@ var Calls = map[uint32]string{
 	unix.SYS_INOTIFY_INIT1: "inotify", unix.SYS_FLOCK: "flock",
 }
 
-// Descriptor holds those of the calls whose first argument is a descriptor of the file that they work on.
+// Descriptor holds the calls whose first argument is a descriptor of the file that they work on.
 var Descriptor = map[string]bool{
 	"read": true, "pread64": true, "write": true, "pwrite64": true, "ftruncate": true, "fallocate": true, "fsync": true,
 	"fchmod": true, "getdents": true, "flock": true,
 }
 
-// At holds those of the calls whose first two arguments are a descriptor of a directory and a path below it.
+// At holds the calls whose first two arguments are a descriptor of a directory and a path below it.
 var At = map[string]bool{
 	"openat": true, "openat2": true, "mkdirat": true, "unlinkat": true, "renameat": true, "renameat2": true,
 	"linkat":   true,
 	"fchmodat": true, "fchownat": true,
 }
 
-// Install puts the filter on this thread and on what it will start or execute, and returns the descriptor by which the
-// calls are received and answered. If only is not empty, it is the name of the only call that is handed over. The
-// thread needs CAP_SYS_ADMIN.
+// Install applies the filter to this thread and to everything that the thread will start or execute, and returns the
+// descriptor by which the calls are received and answered. If only is not empty, the filter hands over only the call of
+// that name. The thread needs CAP_SYS_ADMIN.
 func Install(only string) (listener int, err error) {
 	const number = 0 // offset of nr in struct seccomp_data
 	program := []bpf.Instruction{bpf.LoadAbsolute{Off: number, Size: 4}}
@@ -59,7 +59,8 @@ func Install(only string) (listener int, err error) {
 		filters[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
 	}
 	fprog := unix.SockFprog{Len: uint16(len(filters)), Filter: &filters[0]}
-	// Once a call was received, only a deadly signal ends the wait for its answer: Go's own signals would restart it.
+	// Once a call has been received, only a fatal signal may end the wait for its answer: Go's own signals would restart
+	// the call.
 	const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&fprog)))
 	if errno != 0 {

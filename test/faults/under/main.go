@@ -1,9 +1,9 @@
-// Command under executes a program under the filter of package faults, and sends the descriptor by which its calls are
-// received over the socket that it has as descriptor 3:
+// Command under executes a program under the filter of package faults. It sends the descriptor by which the program's
+// calls are received over its descriptor 3, a socket:
 //
 //	under CALL PROGRAM [ARG...]
 //
-// CALL is the name of the only call that is handed over; if it is empty, all of the filter's calls are.
+// CALL is the name of the only call that the filter hands over; if it is empty, the filter hands over all of its calls.
 package main
 
 import (
@@ -17,7 +17,7 @@ import (
 )
 
 func main() {
-	runtime.LockOSThread() // the filter is of this thread, which executes the program
+	runtime.LockOSThread() // the filter applies to this thread, which executes the program
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "under:", err)
 		os.Exit(125)
@@ -32,7 +32,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	// From here on until the descriptor has arrived, nothing may be called that the filter hands over.
+	// From here until the descriptor has arrived, no process answers the calls that the filter hands over, so make none.
 	if err := unix.Sendmsg(socket, []byte{0}, unix.UnixRights(listener), nil, 0); err != nil {
 		return fmt.Errorf("sending the descriptor: %w", err)
 	}

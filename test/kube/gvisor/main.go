@@ -1,5 +1,5 @@
-// Command gvisor is containerd's shim for gVisor, for nodes on which root lacks CAP_SYS_RESOURCE: there it may not lower
-// the OOM score of its process, and goes on without, as the shim for runc does.
+// Command gvisor is containerd's shim for gVisor, for nodes on which root lacks CAP_SYS_RESOURCE. On such a node the
+// shim may not lower the OOM score of its process. This build then goes on regardless, as the shim for runc does.
 package main
 
 import (

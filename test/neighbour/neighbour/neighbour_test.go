@@ -184,10 +184,10 @@ func TestEnds(t *testing.T) {
 	})
 }
 
-// gone fails the test if a process is there that still runs.
+// gone fails the test if the process still runs after a second.
 func gone(t *testing.T, pid int) {
 	t.Helper()
-	for range 100 { // its descriptors close a moment before it is gone
+	for range 100 { // its descriptors are closed a moment before the process ends
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil || strings.Contains(string(b), ") Z ") {
 			return
@@ -206,9 +206,9 @@ func machine(t *testing.T) (cpus int, s proc.Stat) {
 	return len(s.Online), s
 }
 
-// schedstat is the CPU time of all threads of a process, and by CPU the time in which its real-time threads could have
-// run and did not, to the nanosecond (Documentation/scheduler/sched-stats.rst). Its other threads wait for its own
-// bursts.
+// schedstat returns the CPU time of all threads of a process and, by CPU, the time in which the process's real-time
+// threads could have run and did not, to the nanosecond (Documentation/scheduler/sched-stats.rst). Its other threads do
+// not count, because they wait for the process's own bursts.
 func schedstat(t *testing.T, pid int) (ran float64, waited map[int]float64) {
 	t.Helper()
 	waited = map[int]float64{}

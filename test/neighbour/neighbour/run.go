@@ -2,7 +2,7 @@
 // SCHED_FIFO.
 //
 // What it did is known to the microsecond: each burst is reported with its beginning and end, by the clock of the
-// sampler and of the loads. A test can so compare what Tare says of a disturbance with the truth.
+// sampler and of the loads. So a test can compare what Tare reports about a disturbance with the truth.
 package neighbour
 
 import (
@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The lengths of bursts when Options does not say.
+// The default bounds of the lengths of bursts.
 const (
 	Shortest = 5 * time.Millisecond
 	Longest  = 50 * time.Millisecond
@@ -32,11 +32,11 @@ const maxFor = 24 * time.Hour
 
 // Options says what a neighbour does.
 type Options struct {
-	For      time.Duration // how long; a minute when 0
-	Part     float64       // of every CPU that it takes; a half when 0
-	Seed     uint64        // of the lengths of bursts and gaps
-	Shortest time.Duration // burst; Shortest when 0
-	Longest  time.Duration // burst; Longest when 0
+	For      time.Duration // how long the neighbour runs; 0 means a minute
+	Part     float64       // part of every CPU that it takes; 0 means a half
+	Seed     uint64        // of the random lengths of bursts and gaps
+	Shortest time.Duration // shortest burst; 0 means the constant Shortest
+	Longest  time.Duration // longest burst; 0 means the constant Longest
 }
 
 // Burst is a stretch of time in which the neighbour held a CPU.
@@ -93,9 +93,9 @@ func plan(o Options, cpu int) []span {
 	return spans
 }
 
-// Run is the neighbour itself: it takes CPUs away in this process until its time is over or ctx ends. It calls burst
-// with each burst, from one goroutine, at most about 20 ms after it ended. It switches the garbage collector of this
-// process off, and so wants a process of its own: see Start.
+// Run is the neighbour itself: it takes CPUs away in this process until its time is over or ctx ends. It calls the
+// function burst with each burst, from one goroutine, at most about 20 ms after the burst ended. It turns off the
+// garbage collector of this process, so it needs a separate process: see Start.
 func Run(ctx context.Context, o Options, burst func(Burst)) error {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -105,8 +105,8 @@ func Run(ctx context.Context, o Options, burst func(Burst)) error {
 	if err := unix.SchedGetaffinity(0, &online); err != nil {
 		return fmt.Errorf("finding the CPUs: %w", err)
 	}
-	// A burst holds one of Go's processors without a break, and is not to wait for one when it begins. A collection
-	// would wait for the end of all bursts.
+	// A burst holds one of Go's processors without a break, and must not wait for a processor when it begins. A garbage
+	// collection would wait for the end of all bursts.
 	runtime.GOMAXPROCS(online.Count() + 4)
 	debug.SetGCPercent(-1)
 
@@ -171,13 +171,13 @@ type thread struct {
 	t0   int64 // CLOCK_MONOTONIC at the start of the plan
 	stop *atomic.Bool
 
-	done     []span // as they came about, by CLOCK_MONOTONIC
+	done     []span // actual bursts, by CLOCK_MONOTONIC
 	count    atomic.Int64
 	reported int64 // number of bursts that report has passed on
 }
 
-// run prepares the thread, says so, and takes its CPU away according to plan. The operating system's thread ends with
-// it.
+// run prepares the thread, reports on ready that it has, and takes its CPU away according to plan. The operating
+// system's thread ends with run.
 func (t *thread) run(ready chan<- error, start <-chan struct{}) {
 	runtime.LockOSThread() // and never unlocked: priority and mask end with the thread
 	ready <- t.prepare()
@@ -185,7 +185,7 @@ func (t *thread) run(ready chan<- error, start <-chan struct{}) {
 	t.bursts()
 }
 
-// rtPriority is the lowest: enough against everything that is not real-time itself.
+// rtPriority is the lowest real-time priority: enough against everything that is not real-time itself.
 const rtPriority = 1
 
 func (t *thread) prepare() error {
@@ -194,7 +194,8 @@ func (t *thread) prepare() error {
 	if err := unix.SchedSetaffinity(0, &own); err != nil {
 		return fmt.Errorf("binding a thread to CPU %d: %w", t.cpu, err)
 	}
-	// Go's scheduler interrupts what runs for 10 ms by a signal. With signals blocked, a burst goes on.
+	// Go's scheduler sends a signal to interrupt a goroutine that has run for 10 ms. With signals blocked, a burst goes
+	// on.
 	all := unix.Sigset_t{}
 	for i := range all.Val {
 		all.Val[i] = ^uint64(0)
@@ -208,8 +209,8 @@ func (t *thread) prepare() error {
 	return nil
 }
 
-// setFIFO makes the calling thread a real-time one. With CONFIG_RT_GROUP_SCHED only control groups with a budget of
-// real-time may hold such threads. By default only the root group of v1 has one; the thread then moves there.
+// setFIFO makes the calling thread a real-time one. With CONFIG_RT_GROUP_SCHED, only control groups with a real-time
+// budget may hold such threads. By default only the root group of v1 has such a budget; then the thread moves there.
 func setFIFO() error {
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: rtPriority}
 	err := unix.SchedSetAttr(0, &attr, 0)
@@ -237,7 +238,7 @@ func (t *thread) bursts() {
 	var ts unix.Timespec
 	for i := range t.plan {
 		from, to := t.t0+t.plan[i].from, t.t0+t.plan[i].to
-		// It waits in steps, so that it sees within one step that it is to stop.
+		// It waits in steps of at most 100 ms, so that it soon sees a request to stop.
 		for now := rawMonotonic(&ts); now < from; now = rawMonotonic(&ts) {
 			if t.stop.Load() {
 				return

@@ -16,19 +16,19 @@ import (
 	"tare/test/binary"
 )
 
-// Process is a neighbour in a process of its own.
+// Process is a neighbour that runs in a separate process.
 type Process struct {
 	cmd    *exec.Cmd
 	ended  chan struct{}
-	err    error // once ended
+	err    error // set before ended is closed
 	stderr bytes.Buffer
 
 	mu     sync.Mutex
 	bursts []Burst
 }
 
-// Start builds the command and runs a neighbour beside a test, until Stop or the test's end. It returns when the first
-// burst is over; a machine that gives no real-time priority skips the test, with that as the reason.
+// Start builds the command and runs a neighbour beside a test, until Stop or the test's end. It returns after the first
+// burst. On a machine that grants no real-time priority it skips the test, with that as the reason.
 func Start(t testing.TB, o Options) *Process {
 	t.Helper()
 	path, err := Build(t.TempDir())
@@ -66,7 +66,8 @@ func Launch(path string, o Options) (*Process, error) {
 	}
 	started, first := make(chan error, 1), make(chan struct{})
 	go func() {
-		// The kernel ties the death signal to the thread that started the process, so that one waits for its end.
+		// The kernel sends the death signal when the thread that started the process ends, so that thread waits for the
+		// process.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer close(p.ended)
@@ -128,8 +129,8 @@ func (p *Process) Bursts() []Burst {
 	return append([]Burst(nil), p.bursts...)
 }
 
-// Taken is how many CPU seconds of the window between two moments (CLOCK_MONOTONIC, in nanoseconds) were within bursts,
-// over all CPUs.
+// Taken returns how many CPU seconds between two times (CLOCK_MONOTONIC, in nanoseconds) were within bursts, over all
+// CPUs.
 func Taken(bursts []Burst, from, to int64) float64 {
 	var ns int64
 	for _, b := range bursts {

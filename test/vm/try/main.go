@@ -1,4 +1,4 @@
-// Try boots one virtual machine of the tests, runs a script in it, and prints what the script printed:
+// Command try boots one virtual machine of the tests, runs a script in it, and prints what the script printed:
 //
 //	go run ./test/vm/try 'tare doctor'
 //	go run ./test/vm/try -cgroups v1 -console 'dmesg | tail'

@@ -62,8 +62,8 @@ func run(to string, rate float64, duration time.Duration, cgroup string) (made, 
 	}
 }
 
-// connect makes one connection and resets it. It is one connect() call, also where a signal comes between: the call
-// then goes on by itself.
+// connect makes one connection and resets it. It makes exactly one connect() call, even if a signal interrupts it: the
+// kernel then completes the connection by itself.
 func connect(sa unix.Sockaddr) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
