@@ -20,6 +20,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubejson "sigs.k8s.io/json"
 
@@ -86,6 +87,10 @@ func decode(t *testing.T, path string, text []byte) (objects []metav1.Object) {
 			object = new(appsv1.DaemonSet)
 		case "v1 Service":
 			object = new(corev1.Service)
+		case "rbac.authorization.k8s.io/v1 Role":
+			object = new(rbacv1.Role)
+		case "rbac.authorization.k8s.io/v1 RoleBinding":
+			object = new(rbacv1.RoleBinding)
 		case "networking.k8s.io/v1 NetworkPolicy":
 			object = new(networkingv1.NetworkPolicy)
 		case "monitoring.coreos.com/v1 PodMonitor":
