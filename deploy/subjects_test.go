@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/goccy/go-yaml"
@@ -78,5 +79,27 @@ func TestFalcoValues(t *testing.T) {
 	if len(rules) != 1 || want != `"rule":"`+rules[0]["rule"]+`"` || rules[0]["condition"] == "" ||
 		rules[0]["output"] == "" || rules[0]["desc"] == "" || rules[0]["priority"] == "" {
 		t.Errorf("%v, and lines are %s", rules, want)
+	}
+}
+
+// TestCiliumPolicy: the policy selects the pods that the experiment marks.
+func TestCiliumPolicy(t *testing.T) {
+	text, err := os.ReadFile("kubernetes/cilium-l7.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var policy struct {
+		Spec struct {
+			EndpointSelector struct {
+				MatchLabels map[string]string `yaml:"matchLabels"`
+			} `yaml:"endpointSelector"`
+		}
+	}
+	if err := yaml.Unmarshal(text, &policy); err != nil {
+		t.Fatal(err)
+	}
+	key, value, _ := strings.Cut(armOf(t, "cilium-l7")["labels"], "=")
+	if labels := policy.Spec.EndpointSelector.MatchLabels; len(labels) != 1 || labels[key] != value || value == "" {
+		t.Errorf("%v, want %s=%s", labels, key, value)
 	}
 }
