@@ -238,14 +238,15 @@ func (j *LoadJudge) work() {
 
 // heldUp returns how many requests were late because the machine stalled near the end of the window: those that were
 // due since the last stall began, if the window ended during that stall or, while the queue drained, within the stall's
-// length after it. If such requests were not answered at all, other gates trip.
+// length after it. If such requests were not answered at all, other gates trip. A stall of more than half the window is
+// no excuse: throughput, and what is used per second, would be those of a machine that stood still.
 func (j *LoadJudge) heldUp() int64 {
 	if len(j.stalls.Spans) == 0 {
 		return 0
 	}
 	last := j.stalls.Spans[len(j.stalls.Spans)-1] // Spans are disjoint and in order
 	from, to := last[0], min(last[1], j.stalls.To)
-	if j.stalls.To > to+(to-from) {
+	if j.stalls.To > to+(to-from) || j.stalls.To-from > (j.stalls.To-j.stalls.From)/2 {
 		return 0
 	}
 	return int64(math.Ceil(j.Result.TargetRate * float64(j.stalls.To-from) / 1e9))

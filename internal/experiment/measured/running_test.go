@@ -182,6 +182,8 @@ func TestHeldUp(t *testing.T) {
 		{[][2]int64{{100 * ms, 150 * ms}}, 0}, // long ago
 		{[][2]int64{{100 * ms, 150 * ms}, {970 * ms, 1010 * ms}}, 60}, // it closed in a stall of 30 ms
 		{[][2]int64{{950 * ms, 980 * ms}}, 100},                       // or while the queue drained
+		{[][2]int64{{510 * ms, 1010 * ms}}, 980},
+		{[][2]int64{{490 * ms, 1010 * ms}}, 0}, // half of the window was lost
 	} {
 		j := LoadJudge{Result: load.Result{TargetRate: 2000}, stalls: role.Stalls{From: 0, To: 1000 * ms, Spans: c.spans}}
 		if got := j.heldUp(); got != c.want {
