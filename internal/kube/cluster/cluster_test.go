@@ -315,6 +315,45 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
+// TestUnknownAbove: where the CPU time of a group is unknown and that of the groups below it is known, as after a write
+// to cpuacct.usage, these count for their owners, and in the nearest group above whose CPU time is known.
+func TestUnknownAbove(t *testing.T) {
+	for _, test := range []struct {
+		name              string
+		group             int
+		attributed        float64
+		web, ended, total float64 // what is known of them
+	}{
+		{"a pod", 2, 12, 4.25 + 2 + 0.125, 8 - (4.25 + 2 + 0.125) - 1, 12},
+		{"all pods", 1, 12 - 0.5, 6.5, 0, 12 - 0.5},
+	} {
+		l := clustertest.Ledger(0)
+		l.Cgroups[test.group].CPUSeconds = nil
+		l.CPU.Unexplained += l.CPU.Attributed - test.attributed
+		l.CPU.Attributed = test.attributed
+		m := cluster.New(clustertest.Pods(1), cluster.Options{Containers: true})
+		m.Add(clustertest.Node(0, l))
+		c := m.Finish()
+		addsUp(t, c)
+		web := at(c.Workloads, func(r *cluster.Row) bool { return r.Workload == "web" })
+		ended := at(c.Components, func(r *cluster.Row) bool { return r.Component == "pods that ended" })
+		for what, x := range map[string]struct {
+			of   cluster.Split
+			want float64
+		}{"web": {web.CPU, test.web}, "pods that ended": {ended.CPU, test.ended}, "the total": {c.Total.CPU, test.total}} {
+			if math.Abs(x.of.GrossKnown()-x.want) > 1e-9 {
+				t.Errorf("%s: of %s, %v s are known, want %v s", test.name, what, x.of.GrossKnown(), x.want)
+			}
+		}
+		if web.CPU.Gross != nil && test.group == 2 || c.Total.CPU.Gross != nil && test.group == 1 {
+			t.Errorf("%s: web has %+v, and the total is %+v", test.name, web.CPU, c.Total.CPU)
+		}
+		if s := c.Total.CPU; s.TareKnown() < 0 || s.NetKnown() < 0 {
+			t.Errorf("%s: the total has %+v", test.name, s.Known)
+		}
+	}
+}
+
 // TestUncounted: where the run time of eBPF programs was not counted, it is not a known 0.
 func TestUncounted(t *testing.T) {
 	for _, test := range []struct {

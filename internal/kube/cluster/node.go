@@ -210,57 +210,75 @@ func (w *node) cell(o owner) *account {
 	return c
 }
 
-// groups adds CPU time and memory by owner. A group's counters include those of the groups below it. A group whose
-// owner differs from that of the group above is therefore added to its own owner and subtracted from the other.
+// groups adds CPU time and memory by owner. A group's counters include those of the groups below it. A group's figure
+// is therefore added to its own owner, and subtracted from that of the nearest group above it whose figure is known.
 func (w *node) groups() {
-	order := make([]*ledger.Cgroup, 0, len(w.l.Cgroups))
-	for i := range w.l.Cgroups {
-		if g := &w.l.Cgroups[i]; g.Path != "/" && g.Path != "" {
-			order = append(order, g)
+	groups := slices.DeleteFunc(slices.Clone(w.l.Cgroups), func(g ledger.Cgroup) bool {
+		return g.Path == "/" || g.Path == ""
+	})
+	slices.SortStableFunc(groups, func(a, b ledger.Cgroup) int { return cmp.Compare(len(a.Path), len(b.Path)) })
+	tree := ledger.NewTree(groups)
+	owners, counters := make([]*owner, len(groups)), make([][figures]*int64, len(groups))
+	at := func(i int) *owner {
+		if i < 0 {
+			return nil
 		}
+		return owners[i]
 	}
-	slices.SortStableFunc(order, func(a, b *ledger.Cgroup) int { return cmp.Compare(len(a.Path), len(b.Path)) })
-	for _, g := range order {
-		over := ledger.Above(w.owners, g.Path)
-		o := w.ownerOf(g)
-		if w.owners[g.Path] == nil {
-			w.owners[g.Path] = &o
+	for i := range groups {
+		g, o := &groups[i], new(w.ownerOf(&groups[i]))
+		if owners[i], counters[i] = o, countersOf(g); w.owners[g.Path] == nil {
+			w.owners[g.Path] = o
 		}
-		if over != nil && o == *over {
-			continue
+		for f, v := range counters[i] {
+			switch {
+			case f == cpus || f == bpf: // derived from other figures
+			case v != nil:
+				w.move(f, *v, o, at(tree.Nearest(i, func(j int) bool { return counters[j][f] != nil })))
+			default:
+				w.mark(f, o, at(tree.Above(i)))
+			}
 		}
-		w.move(g, &o, over)
 	}
 }
 
-// move adds the counters of a group to its owner, and subtracts them from the owner above.
-func (w *node) move(g *ledger.Cgroup, o, over *owner) {
+// countersOf returns the figures of a group that are counted.
+func countersOf(g *ledger.Cgroup) [figures]*int64 {
 	m := cmp.Or(g.Memory, new(ledger.Memory))
 	if g.Vanished {
 		m = &ledger.Memory{Hard: new(int64), Soft: new(int64), WorkingSet: new(uint64)} // a removed group holds no memory
 	}
-	for f, v := range [figures]*int64{
+	return [figures]*int64{
 		cpu: whole(g.CPUSeconds, 1e9), hard: m.Hard, soft: m.Soft,
 		workingSet: known.As(m.WorkingSet, func(n uint64) int64 { return int64(n) }),
-	} {
-		switch {
-		case f == cpus || f == bpf: // derived from other figures
-		case v != nil:
-			w.cell(*o).add(f, o.in(), *v)
-			if over != nil {
-				w.cell(*over).add(f, over.in(), -*v)
-			} else {
-				w.all[f] += *v
-			}
-		case over != nil && o.within(over): // the owner above is the pod, whose figure includes this one
-			w.cell(*o).inPod[f]++
-			w.cell(*over).inPod[f]++
-		default:
-			w.cell(*o).mark(f, o.in(), over == nil)
-			if over != nil {
-				w.cell(*over).mark(f, over.in(), false)
-			}
-		}
+	}
+}
+
+// move adds a group's figure to its owner, and subtracts it from the owner of the group whose figure includes it.
+func (w *node) move(figure int, n int64, o, from *owner) {
+	switch {
+	case from == nil:
+		w.all[figure] += n
+	case *from == *o:
+		return
+	default:
+		w.cell(*from).add(figure, from.in(), -n)
+	}
+	w.cell(*o).add(figure, o.in(), n)
+}
+
+// mark records that a group's figure is unknown, for its owner and that of the group above.
+func (w *node) mark(figure int, o, over *owner) {
+	switch {
+	case over == nil:
+		w.cell(*o).mark(figure, o.in(), true)
+	case *over == *o: // included there, or unknown there too
+	case o.within(over): // the owner above is the pod, whose figure includes this one
+		w.cell(*o).inPod[figure]++
+		w.cell(*over).inPod[figure]++
+	default:
+		w.cell(*o).mark(figure, o.in(), false)
+		w.cell(*over).mark(figure, over.in(), false)
 	}
 }
 

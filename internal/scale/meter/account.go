@@ -755,13 +755,24 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		unread[g.Path] = true
 	}
 	untold := a.untold // total includes what some top-level group used, but nothing says how much that was
+	lacking := false
 	for _, c := range l.Cgroups {
-		untold = untold || atTop(c.Path) && c.CPUSeconds == nil && unread[c.Path]
 		switch {
 		case c.Path == "/":
 			total = c.CPUSeconds
 		case atTop(c.Path) && c.CPUSeconds != nil:
 			u.Groups += *c.CPUSeconds
+		case atTop(c.Path):
+			lacking = true
+			untold = untold || unread[c.Path]
+		}
+	}
+	if lacking { // the groups below those may be known
+		u.Groups = 0
+		for i, own := range ledger.NewTree(l.Cgroups).Own((*ledger.Cgroup).CPUNanoseconds) {
+			if l.Cgroups[i].Path != "/" {
+				u.Groups += time.Duration(known.Or(own, 0)).Seconds()
+			}
 		}
 	}
 	u.NoKernel = a.m.noKernel

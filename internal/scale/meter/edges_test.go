@@ -293,6 +293,22 @@ func TestManyCountersReset(t *testing.T) {
 	}
 }
 
+// TestTopGroupUnknown: the budget has the CPU time of groups below one whose own is unknown.
+func TestTopGroupUnknown(t *testing.T) {
+	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeV1}, groups: &cgroup.Reader{},
+		kernel: &proc.KernelThreads{}}, w: &Window{}, untold: true}
+	a.last.at = int64(10 * time.Second)
+	a.last.stat.Online = []proc.CPUTime{{CPU: 0}}
+	a.w.first.stat.Online = a.last.stat.Online
+	l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: "/", CPUSeconds: new(9.0)}, {Path: "/reset"},
+		{Path: "/reset/a", CPUSeconds: new(2.0)}, {Path: "/reset/a/b", CPUSeconds: new(1.0)},
+		{Path: "/x", CPUSeconds: new(4.0)}, {Path: "/x/y", CPUSeconds: new(3.0)}}}
+	l.CPU = a.budget(l)
+	if got, _ := lineOf(l, ledger.LineGroups); math.Abs(got-6) > 1e-9 || !l.CPU.Closes() {
+		t.Errorf("control groups have %v s, want 6: %+v", got, l.CPU)
+	}
+}
+
 // A task that is in one group of cpuacct and in another of v2 is counted in both groups, but in the budget only once.
 func TestHierarchiesThatDisagree(t *testing.T) {
 	two := 2.0
