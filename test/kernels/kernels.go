@@ -196,14 +196,17 @@ var Methods = []Method{
 	{"eBPF time split by control group", map[string][]string{
 		old2: {"TestMachine"}, newHybrid: {"TestPlantedWeight"},
 	}},
-	{"the reference data plane (`tare subject kernelmesh`)", map[string][]string{
+	{"the reference data plane (`tare subject kernelmesh`), from Linux 5.18", map[string][]string{
 		old2: {"TestMachine"}, newHybrid: {"TestBuiltIns"},
 	}},
 	{"an experiment (`tare run`)", map[string][]string{
 		old2: {"TestQuickstart"}, newHybrid: {"TestRun", "TestBuiltIns"},
 	}},
-	{"weighing a tracer (load `exec`)", map[string][]string{
+	{"weighing a tracer (load `exec`), from Linux 5.12", map[string][]string{
 		old2: {"TestTrace"}, newHybrid: {"TestBpftrace", "TestBuiltIns"},
+	}},
+	{"the reference tracer (`tare subject exectrace`), from Linux 5.12 with BTF", map[string][]string{
+		old2: {"TestTrace"}, newHybrid: {"TestBuiltIns", "TestTraceExec"},
 	}},
 	{"nodes that join over the network (`tare node`)", map[string][]string{
 		old2: {"TestNodes"}, newHybrid: {"TestNode"},
@@ -239,6 +242,7 @@ What is not on it is not known to work, and not known to fail. ` + "`tare doctor
 machine at hand.
 
 Most of Tare needs root ([what does not](weigh.md#without-root)), Linux 5.8 or newer and control groups, v1, v2 or both.
+The load ` + "`exec` and the subject `exectrace` need Linux 5.12, and `kernelmesh` (so `tare run quickstart`" + ` too) 5.18.
 Linux 6.1 is Debian 12's cloud kernel in a virtual machine that QEMU emulates (` + "`test/vm`" + `). Linux 6.18 is the kernel
 that Tare is developed on, in a Firecracker virtual machine without a performance counter, where all other tests run. No
 other kernel was tested.
