@@ -130,25 +130,29 @@ func (j *joined) find() map[*sandboxed][]int {
 	return found
 }
 
-// cpuTimes returns the CPU time that each process has used, by pid.
-func cpuTimes(found map[*sandboxed][]int) map[int]time.Duration {
-	times := map[int]time.Duration{}
+// cpuTimes returns the CPU time that each process has used, without those that end in the meantime.
+func cpuTimes(found map[*sandboxed][]int) map[proc.Identity]time.Duration {
+	times := map[proc.Identity]time.Duration{}
 	for _, pids := range found {
 		for _, pid := range pids {
+			p, err := (proc.FS{}).Process(pid)
+			if err != nil {
+				continue
+			}
 			if t, err := proc.Runtime(pid); err == nil {
-				times[pid] = t
+				times[proc.Identity{PID: pid, Start: p.Start}] = t
 			}
 		}
 	}
 	return times
 }
 
-// cpuSince returns the CPU seconds that each process has used since the times in before were read. For a process that
-// did not exist then, that is all of its CPU time.
-func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]float64 {
+// cpuSince returns the CPU seconds that each process has used since the times in before were read, by PID. For a
+// process that did not exist then, that is all of its CPU time.
+func cpuSince(found map[*sandboxed][]int, before map[proc.Identity]time.Duration) map[int]float64 {
 	used := map[int]float64{}
-	for pid, t := range cpuTimes(found) {
-		used[pid] = (t - before[pid]).Seconds()
+	for id, t := range cpuTimes(found) {
+		used[id.PID] = (t - before[id]).Seconds()
 	}
 	return used
 }

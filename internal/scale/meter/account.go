@@ -874,17 +874,24 @@ func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 }
 
 // rootUsage returns the CPU time of processes in the root group of a v2 machine. It leaves out processes that were
-// moved there during the window: their counters include earlier use, and the part within the window is unknown.
+// moved there during the window: their counters include earlier use, and the part within the window is unknown. A
+// process that began in the window used all of its CPU time there, whichever process had its PID before.
 func (a *account) rootUsage() float64 {
 	var sum time.Duration
 	moved := 0
 	hidden := a.m.noKernel && !a.m.hidden
 	for pid, t := range a.last.root {
 		before, wasThere := a.w.first.root[pid]
-		if !wasThere && t > 0 {
+		if t != before {
 			// Start times are in ticks, hence the slack. If processes are hidden, new ones cannot be recognized.
+			const slack = int64(20 * time.Millisecond)
 			age, err := a.m.fs.Age(pid)
-			if err == nil && age > time.Duration(monotonic()-a.w.first.at)+20*time.Millisecond || err != nil && hidden {
+			after := monotonic() - int64(age) - a.w.first.at // time from the first edge until it began
+			switch {
+			case wasThere && err == nil && after > slack && after < a.last.at-a.w.first.at:
+				before = 0
+			case wasThere:
+			case err == nil && after < -slack || err != nil && hidden:
 				moved++
 				continue
 			}

@@ -445,6 +445,21 @@ func TestAProcessThatWasMovedToTheRoot(t *testing.T) {
 	}
 }
 
+// TestReusedPIDInTheRoot: a process in the root group that began in the window is charged all of its CPU time, whatever
+// the process had used that had its PID at the first edge.
+func TestReusedPIDInTheRoot(t *testing.T) {
+	m := &Meter{}
+	a := account{m: m, w: &Window{m: m}}
+	now, pid := monotonic(), os.Getpid()
+	a.w.first.at, a.last.at = now-int64(time.Hour), now // this process began in between
+	for _, before := range []time.Duration{time.Second, time.Hour} {
+		a.w.first.root, a.last.root = map[int]time.Duration{pid: before}, map[int]time.Duration{pid: time.Minute}
+		if got := a.rootUsage(); got != 60 || len(a.warnings) != 0 {
+			t.Errorf("after a process that had used %v: %v s, warnings %v", before, got, a.warnings)
+		}
+	}
+}
+
 // In a separate PID namespace, a task outside it has PID 0, but is not the idle task.
 func TestTasksOfOtherNamespacesAreNotIdle(t *testing.T) {
 	l, reads := testLocator(nil)

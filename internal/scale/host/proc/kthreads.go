@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"slices"
 	"time"
+
+	"tare/internal/lib/lists"
 )
 
 // KernelThread is a thread of the kernel itself. None are visible in a container's PID namespace, or if procfs is
@@ -118,9 +120,17 @@ func (k *KernelThreads) look(pid int) error {
 }
 
 // RefreshNew finds new threads in the list of children of kthreadd, the thread that starts them all. That is one file,
-// whereas Refresh lists every process. It finds none if the kernel has no such list (CONFIG_PROC_CHILDREN).
+// whereas Refresh lists every process. It finds none if the kernel has no such list (CONFIG_PROC_CHILDREN). Of threads
+// that are not in the list, it checks whether another process has their PID.
 func (k *KernelThreads) RefreshNew() error {
-	for _, pid := range k.fs.childrenOf(k.fs.path("proc", kthreadd, "task", kthreadd, "children")) {
+	children := k.fs.childrenOf(k.fs.path("proc", kthreadd, "task", kthreadd, "children"))
+	alive := lists.Keyed(children, func(pid int) (int, bool) { return pid, true })
+	for i := range k.threads {
+		if t := &k.threads[i]; len(alive) > 0 && !alive[t.PID] && !t.Gone {
+			k.recheck(t) // the kernel may leave out one that is alive (get_children_proc in fs/proc/array.c)
+		}
+	}
+	for _, pid := range children {
 		if err := k.look(pid); err != nil {
 			return err
 		}

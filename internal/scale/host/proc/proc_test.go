@@ -505,6 +505,34 @@ func TestKernelThreadsReusedPID(t *testing.T) {
 	}
 }
 
+// TestKernelThreadsReusedPIDOfAnother: RefreshNew, which lists no processes, notices that the PID of a kernel thread is
+// that of another process, but not that a thread is missing from the list of children.
+func TestKernelThreadsReusedPIDOfAnother(t *testing.T) {
+	pid, root := os.Getpid(), t.TempDir()
+	for name, content := range map[string]string{
+		"2/task/2/children":         "3 4 ",
+		strconv.Itoa(pid) + "/stat": strconv.Itoa(pid) + " (x) S 1 0 0 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 500 0 0",
+	} {
+		file := filepath.Join(root, "proc", name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for start, gone := range map[uint64]bool{400: true, 500: false} {
+		k := &KernelThreads{fs: FS{Root: root}, threads: []KernelThread{{PID: pid, Runtime: 1, start: start}},
+			known: map[int]bool{pid: true, 3: true, 4: true}}
+		if err := errors.Join(k.RefreshNew(), k.Read()); err != nil {
+			t.Fatal(err)
+		}
+		if got := k.Threads()[0]; got.Gone != gone || (got.Runtime == 1) != gone {
+			t.Errorf("a thread that started at %d: %+v", start, got)
+		}
+	}
+}
+
 func FuzzParsers(f *testing.F) {
 	for _, file := range []string{"proc/stat", "proc/7/stat", "proc/8/stat", "proc/meminfo", "proc/zoneinfo",
 		"proc/cpuinfo", "proc/7/smaps_rollup"} {
