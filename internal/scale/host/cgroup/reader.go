@@ -398,6 +398,12 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 	before := r.renamed(t, ino)
 	if before != nil {
 		r.lose(before)
+		// Those below it are read through open files under their old names, and the renamed group includes them.
+		for _, n := range t.nodes {
+			if strings.HasPrefix(n.rel, before.rel+"/") && r.removed(n) {
+				r.lose(n)
+			}
+		}
 	}
 	id := t.Identity(rel)
 	g := r.live[id]

@@ -512,6 +512,38 @@ func TestRenamedUnderAnother(t *testing.T) {
 	}
 }
 
+// TestRenamedAbove: groups below a group at the top that has a new name are not read under their old names, because the
+// renamed group counts what they use. Refresh finds their new names.
+func TestRenamedAbove(t *testing.T) {
+	root := t.TempDir()
+	if err := os.CopyFS(root, os.DirFS("testdata/v1")); err != nil {
+		t.Fatal(err)
+	}
+	l, err := Discover(Roots{Proc: root + "/proc", Prefix: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := NewReader(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	old := r.find(t, "/docker/aa")
+	if err := errors.Join(r.Refresh(), r.ReadCPU(), os.Rename(root+"/sys/fs/cgroup/cpu,cpuacct/docker",
+		root+"/sys/fs/cgroup/cpu,cpuacct/podman"), r.RefreshTop(), r.ReadCPU()); err != nil {
+		t.Fatal(err)
+	}
+	if g := r.find(t, "/podman"); !g.Renamed || !g.CPU.UsageNs.OK || old.CPU.UsageNs.OK {
+		t.Errorf("the renamed group %+v, and one below it %+v", g, old)
+	}
+	if err := errors.Join(r.Refresh(), r.ReadCPU()); err != nil {
+		t.Fatal(err)
+	}
+	if g := r.find(t, "/podman/aa"); !g.Renamed || !g.CPU.UsageNs.OK {
+		t.Errorf("the group below it %+v", g)
+	}
+}
+
 // TestLivePath: v1 shows an exiting thread in the root, although that may not be its group.
 func TestLivePath(t *testing.T) {
 	const stat = "7 (a) %s 1 7 7 0 -1 %d 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0"
