@@ -14,10 +14,14 @@ import (
 	appsapi "k8s.io/api/apps/v1"
 	batchapi "k8s.io/api/batch/v1"
 	api "k8s.io/api/core/v1"
+	rbacapi "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/client-go/metadata"
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
@@ -338,79 +342,135 @@ func (c *Cluster) removeSets(ctx context.Context, j Job) error {
 	return err
 }
 
+// ownedResources are the resources of all objects that may belong to a Job of MakeOwner. A DaemonSet is removed before
+// its pods, which it would create again.
+var ownedResources = []schema.GroupVersionResource{
+	appsapi.SchemeGroupVersion.WithResource("daemonsets"),
+	api.SchemeGroupVersion.WithResource("pods"),
+	api.SchemeGroupVersion.WithResource("services"),
+	api.SchemeGroupVersion.WithResource("secrets"),
+	rbacapi.SchemeGroupVersion.WithResource("rolebindings"),
+	rbacapi.SchemeGroupVersion.WithResource("roles"),
+	api.SchemeGroupVersion.WithResource("serviceaccounts"),
+}
+
 // Leftover is a set of temporary agents, or the objects of an experiment, in the cluster.
 type Leftover struct {
 	Job        // has no UID if it is gone, and only other objects are left
 	Run   bool // an experiment's objects, not agents
 	Ended bool // their lifetime is over or they were removed, so the cluster should have removed them
+
+	objects []object // if the Job is gone
+}
+
+// object is an object that may belong to a Job.
+type object struct {
+	*metav1.PartialObjectMetadata
+	resource schema.GroupVersionResource
 }
 
 // Leftovers returns all temporary agents and all objects of experiments in a namespace, or in the cluster if namespace
-// is empty.
-func (c *Cluster) Leftovers(ctx context.Context, namespace string) (all []Leftover, err error) {
+// is empty. hidden are the resources that the user may not list.
+func (c *Cluster) Leftovers(ctx context.Context, namespace string) (all []*Leftover, hidden []string, err error) {
 	now, err := c.now(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	both := selecting(TemporaryName, RunName)
+	client, err := metadata.NewForConfig(c.config) // without contents, such as those of Secrets
+	if err != nil {
+		return nil, nil, wrong(err)
+	}
 	// Jobs are listed last, so that an object whose Job is not listed has lost that Job.
-	var others []*metav1.ObjectMeta
-	sets, err := c.apps.DaemonSets(namespace).List(ctx, both)
-	if err != nil {
-		return nil, refused(err, "listing DaemonSets")
-	}
-	for i := range sets.Items {
-		others = append(others, &sets.Items[i].ObjectMeta)
-	}
-	err = c.eachPod(ctx, namespace, both.LabelSelector, func(p *api.Pod) { others = append(others, &p.ObjectMeta) })
-	if err != nil {
-		return nil, err
+	var others []object
+	for _, r := range ownedResources {
+		list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return client.Resource(r).Namespace(namespace).List(ctx, o)
+		}
+		err := each(ctx, list, both.LabelSelector, func(m *metav1.PartialObjectMetadata) {
+			others = append(others, object{m, r})
+		})
+		if apierrors.IsForbidden(err) {
+			hidden = append(hidden, r.Resource)
+		} else if err != nil {
+			return nil, nil, refused(err, "listing "+r.Resource)
+		}
 	}
 	jobs, err := c.batch.Jobs(namespace).List(ctx, both)
 	if err != nil {
-		return nil, refused(err, "listing jobs")
+		return nil, nil, refused(err, "listing jobs")
 	}
-	seen := map[[2]string]bool{} // namespaces and names of Jobs
+	seen := map[[2]string]*Leftover{} // by namespace and name of the Job
 	for i := range jobs.Items {
 		m := &jobs.Items[i].ObjectMeta
-		seen[[2]string{m.Namespace, m.Name}] = true
+		l := &Leftover{Job: Job{m.Namespace, m.Name, m.UID}, Run: m.Labels[nameLabel] == RunName}
+		seen[[2]string{m.Namespace, m.Name}] = l
 		seconds, err := strconv.Atoi(m.Annotations[lifetimeKey])
 		if err != nil { // MakeOwner has not made it
 			continue
 		}
-		all = append(all, Leftover{Job: Job{m.Namespace, m.Name, m.UID}, Run: m.Labels[nameLabel] == RunName,
-			Ended: m.DeletionTimestamp != nil || now.After(m.CreationTimestamp.Add(time.Duration(seconds)*time.Second))})
+		l.Ended = m.DeletionTimestamp != nil || now.After(m.CreationTimestamp.Add(time.Duration(seconds)*time.Second))
+		all = append(all, l)
 	}
-	for _, m := range others {
-		key := [2]string{m.Namespace, m.Labels[InstanceLabel]}
-		if seen[key] || m.DeletionTimestamp != nil {
+	for _, o := range others {
+		key := [2]string{o.Namespace, o.Labels[InstanceLabel]}
+		l := seen[key]
+		if l != nil && l.UID != "" || o.DeletionTimestamp != nil {
 			continue
 		}
-		seen[key] = true
-		all = append(all, Leftover{Job: Job{Namespace: key[0], Name: key[1]}, Run: m.Labels[nameLabel] == RunName,
-			Ended: true})
+		if l == nil {
+			l = &Leftover{Job: Job{Namespace: key[0], Name: key[1]}, Run: o.Labels[nameLabel] == RunName, Ended: true}
+			seen[key] = l
+			all = append(all, l)
+		}
+		l.objects = append(l.objects, o)
 	}
-	return all, nil
+	return all, hidden, nil
+}
+
+// removeOrphans removes those objects whose only owner is the Job, if no Job with its UID exists, and those without an
+// owner. Anybody can give an object the labels of a Job's, whatever it belongs to.
+func (c *Cluster) removeOrphans(ctx context.Context, l *Leftover) error {
+	jobs, err := c.batch.Jobs(l.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + l.Name})
+	if err != nil {
+		return err
+	}
+	client, err := metadata.NewForConfig(c.config)
+	if err != nil {
+		return wrong(err)
+	}
+	owned := func(r metav1.OwnerReference) bool {
+		return r.Kind != "Job" || r.Name != l.Name ||
+			slices.ContainsFunc(jobs.Items, func(j batchapi.Job) bool { return j.UID == r.UID })
+	}
+	for _, o := range l.objects {
+		if !slices.ContainsFunc(o.OwnerReferences, owned) {
+			err = cmp.Or(err, Removed(client.Resource(o.resource).Namespace(o.Namespace).Delete(ctx, o.Name, exactly(o.UID))))
+		}
+	}
+	return err
 }
 
 // Clean removes temporary agents, or the objects of an experiment, and waits until none of them is left but pods that
 // are ending. If some are left, the garbage collector is off or slow, and the hint says how to remove them.
-func (c *Cluster) Clean(ctx context.Context, l Leftover) error {
+func (c *Cluster) Clean(ctx context.Context, l *Leftover) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanWithin)
 	defer cancel()
-	if l.UID != "" {
-		err := cmp.Or(c.removeCoordinator(ctx, l.Job), c.removeJob(ctx, l.Job), c.removeSets(ctx, l.Job))
-		if err != nil {
-			return refused(err, "removing "+l.Namespace+"/"+l.Name)
-		}
+	if l.UID == "" {
+		err = c.removeOrphans(ctx, l)
+	} else {
+		err = cmp.Or(c.removeCoordinator(ctx, l.Job), c.removeJob(ctx, l.Job), c.removeSets(ctx, l.Job))
+	}
+	if err != nil {
+		return refused(err, "removing "+l.Namespace+"/"+l.Name)
 	}
 	var last error // of looking for what is left
 	for {
-		left, err := c.Leftovers(ctx, l.Namespace)
+		left, _, err := c.Leftovers(ctx, l.Namespace)
 		if ctx.Err() == nil {
 			last = err
 		}
-		if err == nil && !slices.ContainsFunc(left, func(o Leftover) bool { return o.Name == l.Name }) {
+		if err == nil && !slices.ContainsFunc(left, func(o *Leftover) bool { return o.Name == l.Name }) {
 			return nil
 		}
 		switch err := pace.Sleep(ctx, startPoll); {

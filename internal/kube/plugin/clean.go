@@ -3,6 +3,7 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -20,6 +21,9 @@ func newClean(c *connection) *cobra.Command {
 unless its controller for Jobs is off. With --all it also removes those whose time is not over, which may be in use.
 What 'kubectl tare install' has installed stays.
 
+All objects of an experiment, and of temporary agents, belong to one Job. Clean also removes those whose Job is gone,
+such as Secrets, if you may list and delete them; otherwise it names what it has not looked for.
+
 Where the cluster's garbage collector is off, something is left: clean names it, with the command that removes it, and
 its exit code is 3.`,
 		Example: `  kubectl tare clean --dry-run
@@ -30,9 +34,13 @@ its exit code is 3.`,
 			if err != nil {
 				return err
 			}
-			left, err := client.Leftovers(cmd.Context(), "")
+			left, hidden, err := client.Leftovers(cmd.Context(), "")
 			if err != nil {
 				return err
+			}
+			if len(hidden) > 0 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "tare: not looked for, because you may not list them: %s whose Job is gone\n",
+					strings.Join(hidden, ", "))
 			}
 			removed := "removed"
 			if dryRun {
@@ -52,7 +60,7 @@ its exit code is 3.`,
 				}
 				what := "the agents"
 				if l.Run {
-					what = "the pods of the run"
+					what = "the objects of the run"
 				}
 				fmt.Fprintf(cmd.OutOrStdout(), "%s %s %s/%s\n", removed, what, l.Namespace, l.Name)
 			}

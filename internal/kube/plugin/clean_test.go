@@ -40,10 +40,12 @@ func (s collected) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-var paths = regexp.MustCompile(`^/apis?(?:/\w+)?/v1(?:/namespaces/([^/]+))?/(\w+)(?:/([^/]+))?$`)
+var paths = regexp.MustCompile(`^/apis?(?:/[\w.]+)?/v1(?:/namespaces/([^/]+))?/(\w+)(?:/([^/]+))?$`)
 
 var kinds = map[string][2]string{"jobs": {"batch/v1", "Job"}, "daemonsets": {"apps/v1", "DaemonSet"},
-	"pods": {"v1", "Pod"}, "secrets": {"v1", "Secret"}}
+	"pods": {"v1", "Pod"}, "secrets": {"v1", "Secret"}, "services": {"v1", "Service"},
+	"serviceaccounts": {"v1", "ServiceAccount"}, "roles": {"rbac.authorization.k8s.io/v1", "Role"},
+	"rolebindings": {"rbac.authorization.k8s.io/v1", "RoleBinding"}}
 
 // add adds an object, whose UID is its key, and whose owner's key is owner, if not empty.
 func (s apiServer) add(key, owner string, labels, annotations map[string]string) *unstructured.Unstructured {
@@ -55,7 +57,8 @@ func (s apiServer) add(key, owner string, labels, annotations map[string]string)
 	o.SetLabels(labels)
 	o.SetAnnotations(annotations)
 	if owner != "" {
-		o.SetOwnerReferences([]metav1.OwnerReference{{UID: types.UID(owner)}})
+		of := strings.Split(owner, "/")
+		o.SetOwnerReferences([]metav1.OwnerReference{{Kind: kinds[of[0]][1], Name: of[2], UID: types.UID(owner)}})
 	}
 	s[key] = o
 	return o
@@ -368,6 +371,51 @@ func TestCleanFindsRemoved(t *testing.T) {
 	s.has(t)
 }
 
+// TestCleanOrphans: without a garbage collector, clean removes the objects whose Job somebody else has deleted, also
+// those that no longer say that they belonged to it, and no others.
+func TestCleanOrphans(t *testing.T) {
+	s := apiServer{}
+	for _, resource := range []string{"services", "secrets", "serviceaccounts", "roles", "rolebindings"} {
+		s.addOurs(resource+"/shop/tare-aaaaaa", "jobs/shop/tare-aaaaaa", "tare-run", nil)
+		s.add(resource+"/shop/credentials", "", nil, nil)
+	}
+	s.addOurs("roles/kube-system/tare-agent-aaaaa", "", "tare-agent-temporary", nil)
+	s.addRun("jobs/shop/tare-bbbbbb", "")
+	s["jobs/shop/tare-bbbbbb"].SetCreationTimestamp(metav1.Now())
+	s.addOurs("secrets/shop/tare-bbbbbb", "jobs/shop/tare-bbbbbb", "tare-run", nil)
+	out, err := run(t, s, "clean")
+	for _, want := range []string{"removed the objects of the run shop/tare-aaaaaa\n", "left alone: shop/tare-bbbbbb",
+		"removed the agents kube-system/tare-agent-aaaaa\n"} {
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("%v; no %q in\n%s", err, want, out)
+		}
+	}
+	s.has(t, "jobs/shop/tare-bbbbbb", "secrets/shop/tare-bbbbbb", "services/shop/credentials",
+		"secrets/shop/credentials", "serviceaccounts/shop/credentials", "roles/shop/credentials",
+		"rolebindings/shop/credentials")
+}
+
+// TestCleanWithoutRights: clean says what it has not looked for, and removes the rest.
+func TestCleanWithoutRights(t *testing.T) {
+	s := apiServer{}
+	s.addRun("jobs/shop/tare-aaaaaa", "")
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/secrets") || strings.HasSuffix(r.URL.Path, "/roles") {
+			refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+			return
+		}
+		collected{s}.ServeHTTP(w, r)
+	})
+	if _, hidden, err := clientOf(t, h).Leftovers(t.Context(), ""); err != nil ||
+		!slices.Equal(hidden, []string{"secrets", "roles"}) {
+		t.Errorf("%v, hidden %q", err, hidden)
+	}
+	if out, err := run(t, h, "clean"); err != nil || out != "removed the objects of the run shop/tare-aaaaaa\n" {
+		t.Errorf("%v, %q", err, out)
+	}
+	s.has(t)
+}
+
 // clientOf returns a client of a cluster that h simulates.
 func clientOf(t *testing.T, h http.Handler) *agents.Cluster {
 	t.Helper()
@@ -381,10 +429,10 @@ func clientOf(t *testing.T, h http.Handler) *agents.Cluster {
 }
 
 // clean removes leftovers in a cluster that h simulates, and waits only a short time until each has gone.
-func clean(t *testing.T, h http.Handler) (left []agents.Leftover, errs []error) {
+func clean(t *testing.T, h http.Handler) (left []*agents.Leftover, errs []error) {
 	t.Helper()
 	c := clientOf(t, h)
-	left, err := c.Leftovers(t.Context(), "")
+	left, _, err := c.Leftovers(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
