@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -130,6 +131,23 @@ func TestRefused(t *testing.T) {
 	b.Reset()
 	if fault.Print(&b, context.Canceled); b.String() != "tare: interrupted\n" || fault.CodeOf(errors.New("")) != 1 {
 		t.Errorf("%q", b.String())
+	}
+}
+
+// TestInstalledTwice: where two namespaces have agents, weigh asks neither's, and the user has to choose.
+func TestInstalledTwice(t *testing.T) {
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if strings.HasSuffix(r.URL.Path, "/nodes") {
+			_, _ = io.WriteString(w, `{"kind":"NodeList","apiVersion":"v1","items":[{"metadata":{"name":"n1"}}]}`)
+			return
+		}
+		set := `{"metadata":{"name":"tare-agent","namespace":"%s"},"spec":{"template":{"spec":{"hostPID":true}}}}`
+		_, _ = fmt.Fprintf(w, `{"kind":"DaemonSetList","apiVersion":"apps/v1","items":[`+set+`,`+set+`]}`, "a", "b")
+	})
+	_, err := run(t, h, "weigh")
+	if fault.CodeOf(err) != fault.Usage || !strings.HasPrefix(err.Error(), "a, b: tare-agent is installed twice") {
+		t.Errorf("%v, exit code %d", err, fault.CodeOf(err))
 	}
 }
 
