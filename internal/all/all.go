@@ -4,6 +4,7 @@ package all
 
 import (
 	_ "tare/internal/mesh/admission"
+	_ "tare/internal/mesh/clusterservices"
 	_ "tare/internal/mesh/connect"
 	_ "tare/internal/mesh/envoy"
 	_ "tare/internal/mesh/fleet"

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 type Cluster struct {
 	Settle time.Duration    // from the time all parts are ready until loads begin
 	Where  map[string]Where // by the name of the application or load; a part without an entry runs anywhere
+	// Accounts are the service accounts of pods, by the name of the application or load. Others have none.
+	Accounts map[string]string
 }
 
 // Where constrains the node of a cluster on which a part runs. The zero value allows any.
@@ -35,9 +38,14 @@ var whereSettings = []param.Setting{
 	{Name: "together", Type: param.TypeText, Reach: param.ReachNothing, Doc: "a part on whose node it runs"},
 }
 
+// accountSetting is the value of an account, in the settings' form.
+var accountSetting = param.Setting{Name: "account", Type: param.TypeText, Reach: param.ReachNothing,
+	Doc: "a service account in the run's namespace"}
+
 // cluster reads the section. The names in it are checked once all parts are known.
 func (d *decoder) cluster(n document.Node) (*Cluster, error) {
-	c, times := &Cluster{Where: map[string]Where{}}, param.Defaults([]param.Setting{settleKnob})
+	c := &Cluster{Where: map[string]Where{}, Accounts: map[string]string{}}
+	times := param.Defaults([]param.Setting{settleKnob})
 	err := d.Each(n, `"cluster"`, func(key string, at, value document.Node) error {
 		switch key {
 		case settleKnob.Name:
@@ -53,8 +61,16 @@ func (d *decoder) cluster(n document.Node) (*Cluster, error) {
 				c.Where[part] = Where{On: o["on"], Apart: o["apart"], Together: o["together"]}
 				return err
 			})
+		case "accounts":
+			return d.Each(value, `"accounts"`, func(part string, at, value document.Node) error {
+				o := param.Values{}
+				err := d.Setting(value, accountSetting, o)
+				d.places["cluster."+part] = at
+				c.Accounts[part] = o[accountSetting.Name]
+				return err
+			})
 		}
-		return d.Unknown(at, key, `"cluster"`, []string{settleKnob.Name, "where"})
+		return d.Unknown(at, key, `"cluster"`, []string{settleKnob.Name, "where", "accounts"})
 	})
 	c.Settle = times.Duration(settleKnob.Name)
 	return c, err
@@ -68,7 +84,16 @@ func (s *Spec) Settle() time.Duration {
 	return s.Cluster.Settle
 }
 
-// check returns an error, and the part that it concerns, if a place names an unknown part or depends on itself.
+// Accounts returns Cluster.Accounts; nil if the spec has none.
+func (s *Spec) Accounts() map[string]string {
+	if s.Cluster == nil {
+		return nil
+	}
+	return s.Cluster.Accounts
+}
+
+// check returns an error, and the part that it concerns, if the section names an unknown part, or a place depends on
+// itself.
 func (c *Cluster) check(s *kind.Setup) (part string, err error) {
 	var names []string
 	for _, parts := range []map[string]*kind.Part{s.Applications, s.Loads} {
@@ -76,11 +101,16 @@ func (c *Cluster) check(s *kind.Setup) (part string, err error) {
 			names = append(names, name)
 		}
 	}
+	for _, part := range slices.Sorted(maps.Keys(c.Accounts)) {
+		if !slices.Contains(names, part) {
+			return part, unknownPart(part, names)
+		}
+	}
 	for part, w := range lists.ByKey(c.Where) {
 		other := w.Apart + w.Together
 		switch {
 		case !slices.Contains(names, part):
-			return part, fmt.Errorf("there is no application or load %q%s", text.Clip(part), text.DidYouMean(part, names))
+			return part, unknownPart(part, names)
 		case other == part:
 			return part, fmt.Errorf("%q cannot be placed relative to itself", part)
 		case other != "" && !slices.Contains(names, other):
@@ -95,6 +125,10 @@ func (c *Cluster) check(s *kind.Setup) (part string, err error) {
 		}
 	}
 	return "", nil
+}
+
+func unknownPart(part string, names []string) error {
+	return fmt.Errorf("there is no application or load %q%s", text.Clip(part), text.DidYouMean(part, names))
 }
 
 // json returns the section in the form that it has in a spec.
@@ -115,6 +149,9 @@ func (c *Cluster) json() map[string]any {
 	out := map[string]any{settleKnob.Name: c.Settle.String()}
 	if len(where) > 0 {
 		out["where"] = where
+	}
+	if len(c.Accounts) > 0 {
+		out["accounts"] = c.Accounts
 	}
 	return out
 }

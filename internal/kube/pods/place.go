@@ -36,7 +36,9 @@ type Options struct {
 	Image   string            // of tare, of this build
 	Version string            // of tare with its build
 	Token   string            // shared by the run's parts
-	Owned   metav1.ObjectMeta // metadata of the run's objects, except their names; its name is the run's
+	// Accounts are the service accounts of the parts' pods, by part; a part without an entry has none.
+	Accounts map[string]string
+	Owned    metav1.ObjectMeta // metadata of the run's objects, except their names; its name is the run's
 }
 
 // Place runs the trials of one run.

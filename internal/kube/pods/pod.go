@@ -46,6 +46,10 @@ func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks, node s
 		SecretKeyRef: &api.SecretKeySelector{LocalObjectReference: api.LocalObjectReference{Name: p.o.Owned.Name},
 			Key: tokenKey}}}, {Name: part.PodVariable, Value: pod.Name}}
 	maps.Copy(pod.Labels, map[string]string{trialLabel: trial, partLabel: name})
+	whole, _, _ := strings.Cut(name, "_") // copies have the account of the part
+	if account := p.o.Accounts[whole]; account != "" {
+		pod.Spec.ServiceAccountName, pod.Spec.AutomountServiceAccountToken = account, new(true)
+	}
 	if node != "" {
 		pod.Spec.NodeSelector = map[string]string{api.LabelHostname: node}
 	}

@@ -116,6 +116,7 @@ func TestCheck(t *testing.T) {
 		{started + "nodes: 2\n" + served, ""},
 		{started + served + "factors: {nodes: [0, 2]}\n", "a level with 0 nodes"},
 		{started + "nodes: 2\n" + served + "cluster: {where: {c: {apart: s}}}\n", "runs on each of them"},
+		{started + served + "cluster: {accounts: {d: x}}\n", `there is no application or load "d"`},
 	} {
 		s, err := spec.Parse("x.yaml", []byte(c.text), nil)
 		if err == nil {
@@ -128,7 +129,7 @@ func TestCheck(t *testing.T) {
 }
 
 // TestReadyMade: the ready-made experiments for clusters can run in pods, and their quick forms weigh something that is
-// installed.
+// installed, unless they have no arms and time what the cluster has.
 func TestReadyMade(t *testing.T) {
 	for _, name := range experiments.ClusterNames() {
 		file, data, _ := experiments.File(name)
@@ -143,7 +144,8 @@ func TestReadyMade(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if i := slices.IndexFunc(s.Subjects(), func(p *kind.Part) bool { _, is := p.Kind.(kind.Marked); return is }); i < 0 {
+		marked := func(p *kind.Part) bool { _, is := p.Kind.(kind.Marked); return is }
+		if len(s.Arms) > 0 && !slices.ContainsFunc(s.Subjects(), marked) {
 			t.Errorf("%s weighs nothing that is installed", name)
 		}
 	}
@@ -631,5 +633,19 @@ func TestKinds(t *testing.T) {
 		strings.Join(kinds[kind.Application], ", "), strings.Join(kinds[kind.Load], ", "))
 	if !strings.Contains(strings.Join(strings.Fields(string(page)), " "), want) {
 		t.Errorf("docs/cluster-experiments.md does not say: %s", want)
+	}
+}
+
+// TestAccounts: a part has the rights of the service account that the spec names for it, and the others have none.
+func TestAccounts(t *testing.T) {
+	s := parse(t, meshSpec+"cluster: {accounts: {server: tare-services}}\n")
+	p := New(Options{Image: "tare:1", Accounts: s.Accounts(), Owned: metav1.ObjectMeta{Namespace: "ns", Name: "run",
+		Annotations: map[string]string{}, Labels: map[string]string{}}})
+	for name, want := range map[string]string{"server": "tare-services", "server_2": "tare-services", "client": ""} {
+		spec := p.pod("0", name, s.Loads["client"], nil, "").Spec
+		if spec.ServiceAccountName != want || *spec.AutomountServiceAccountToken != (want != "") {
+			t.Errorf("%s has the service account %q (mounted: %t), not %q", name, spec.ServiceAccountName,
+				*spec.AutomountServiceAccountToken, want)
+		}
 	}
 }

@@ -89,7 +89,7 @@ func Prepare(ctx context.Context, o LoadOptions, r Ready) (l *Load, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if l.mesh, err = services.Dial(ctx, r.Control); err != nil {
+	if l.mesh, err = services.Dial(ctx, r.Control, ""); err != nil {
 		return nil, err
 	}
 	l.fleet = New(o.Proxies, Options{Address: r.Address, Node: r.nodes(), TLS: secure, Delta: o.Delta, Manner: o.manner,

@@ -1,6 +1,7 @@
 package push
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -67,15 +68,16 @@ func (p *prose) pushed(t *analysis.Table) {
 		text += ", and " + quantity.Value(slices.Max(longest), quantity.Seconds) + " after at the latest"
 	}
 	if e := p.Find(whole + "_seconds"); e != nil && p.Arm != record.Direct {
+		baseline := cmp.Or(p.Summary.Baseline, "the baseline")
 		switch d := e.Difference; {
 		case d == nil || d.Lo == nil:
 		case !d.Resolved:
-			text += "; the difference from " + p.Summary.Baseline + " is not resolved"
+			text += "; the difference from " + baseline + " is not resolved"
 		default:
-			than := strings.Replace(analysis.TimesOf(e.Ratio), "times as long", "times as long as "+p.Summary.Baseline, 1)
+			than := strings.Replace(analysis.TimesOf(e.Ratio), "times as long", "times as long as "+baseline, 1)
 			text += "; on average " + than
 			if e.Ratio != nil && e.Ratio.Value < 1 {
-				text += " than " + p.Summary.Baseline
+				text += " than " + baseline
 			}
 		}
 	}

@@ -70,6 +70,11 @@ func TestPushAnswers(t *testing.T) {
 	if got := alone.Answers[0].Answer; !strings.HasPrefix(got, "A change, sized (baseline): a new connection shows it ") {
 		t.Error(got)
 	}
+	beside := analysistest.Sweep{Levels: []map[string]string{nil}, Arms: []string{"same"}}.Answered(t,
+		func(string, map[string]string) map[string]float64 { return map[string]float64{"push_seconds": 0.1} })
+	if got := beside.Answers[1].Answer; !strings.Contains(got, "; the difference from the baseline is not resolved.") {
+		t.Error(got)
+	}
 	unsaid := analysistest.Sweep{Baseline: "sized", Levels: []map[string]string{nil}}.Answered(t,
 		func(string, map[string]string) map[string]float64 {
 			return map[string]float64{"push_seconds": 0.15, "push_max_seconds": 0.2}

@@ -22,10 +22,12 @@ const (
 
 // metrics are the metrics of configuration changes, as timed by the load and by a subject that reports its own times.
 var metrics = slices.Concat(
-	pushed(Whole, "From when the control plane gets a change of one service, or of all at once, "+
-		inProgram),
+	pushed(Whole, "From when the control plane gets a change of one service, or of all at once (with `cluster-services`: "+
+		"from when the load asks for it), "+inProgram),
 	pushed(Sent, "The control plane's part of `push`, until the response is encoded and about to be handed to the "+
 		"transport (absent, with all that begin there, where the control plane does not report it)"),
+	pushed(Accepted, "From when a change is sent to the cluster's API server until that has accepted all of it (with the "+
+		"application `cluster-services`)"),
 	pushed(Received, fromSending+"has the whole of it as a message"),
 	pushed(Decoded, fromSending+"has read and checked it"),
 	pushed(Visible, "From the end of `push_sent` "+inMaps+", by the data plane (`work: push`)"),
@@ -74,7 +76,7 @@ func pushed(histogram, how string) []measured.Metric {
 			Definition: metric.Definition{
 				Name: histogram + name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
 				Cost: name == "", Better: metric.Lower, Needs: measured.NeedLatency, How: how,
-				Headline: histogram == Usable && (name == "" || name == "_p50"), Family: "push",
+				Headline: (histogram == Usable || histogram == Whole) && (name == "" || name == "_p50"), Family: "push",
 			},
 			Value: func(m *measured.Measured) (float64, bool) {
 				h, ok := histogramOf(m, histogram)

@@ -5,7 +5,8 @@
 //
 // A connection here is a UDP socket's connect(), which sends nothing. The socket's peer address is that of the endpoint
 // that the data plane chose, and encodes the change that added the endpoint. If the mesh's services use TCP, the load
-// makes a TCP connection and resets it at once. Between two tries the load sleeps, to leave the CPU to the data plane;
+// makes a TCP connection and resets it at once. Endpoints of a real mesh, such as Services of a cluster (package
+// clusterservices), say which change added them. Between two tries the load sleeps, to leave the CPU to the data plane;
 // a measured time can therefore be too long by up to one such gap. The gaps are measured too.
 package push
 
@@ -53,6 +54,7 @@ const (
 // Options configures the load: where the mesh is, what to change and how often.
 type Options struct {
 	Mesh string // host:port at which the mesh accepts changes
+	Key  string // that it demands; may be empty
 	What string // One or All
 	// Interval is the time from one try to the next until the change is seen. If a fiftieth of the time since the change
 	// was requested is longer, the load waits that long instead.
@@ -60,7 +62,16 @@ type Options struct {
 	Pause    time.Duration // mean pause between changes; each is a random 0.5 to 1.5 times as long
 	Seed     uint64
 	Patience time.Duration // how long a change may take to be seen; default 20 s
+	Peer     string        // AnyPeer (default) or EndpointPeer
 }
+
+// Values of Options.Peer, for meshes whose endpoints say which they are. With EndpointPeer, a connection only counts if
+// its peer is an endpoint and not the service, as eBPF data planes can show it. With AnyPeer, something else may have
+// made the connection, such as kube-proxy beside a mesh.
+const (
+	AnyPeer      = "any"
+	EndpointPeer = "endpoint"
+)
 
 // Ready is the load's ready message.
 type Ready struct {
@@ -88,7 +99,7 @@ func Prepare(ctx context.Context, o Options) (p *Push, err error) {
 		return nil, err
 	}
 	p = &Push{o: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
-	if p.mesh, err = services.Dial(ctx, o.Mesh); err != nil {
+	if p.mesh, err = services.Dial(ctx, o.Mesh, o.Key); err != nil {
 		return nil, err
 	}
 	if p.mesh.Mesh.Services == 0 {
@@ -116,20 +127,17 @@ func (p *Push) Ready() Ready { return Ready{p.o.What, len(p.seen)} }
 func (p *Push) wait(ctx context.Context) error {
 	late := pace.Now() + int64(p.o.Patience)
 	for i := 0; i < len(p.seen); {
-		peer, err := p.connect(i)
-		if err != nil && !notYet(err) {
+		reached, err := p.connect(i)
+		if err != nil && !p.notYet(err) {
 			return fmt.Errorf("connecting to service %d: %w", i, err)
 		}
-		if service, change, ok := p.mesh.Mesh.ChangeOf(peer); err == nil && ok && service == i {
-			p.seen[i] = change
+		if reached.ok {
+			p.seen[i] = reached.change
 			i++
 			continue
 		}
 		if pace.Now() > late {
-			const hint = "the load must be in the control group of a data plane that has its configuration from this mesh and " +
-				"shows endpoints as peers: --peer endpoint"
-			return fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(), hint,
-				"a connection to service %d has the peer %s, which is not one of its endpoints", i, peer)
+			return p.never(i, reached, err)
 		}
 		if err := p.sleep(ctx, pace.Now()+int64(time.Millisecond)); err != nil {
 			return err
@@ -137,6 +145,25 @@ func (p *Push) wait(ctx context.Context) error {
 	}
 	return nil
 }
+
+// never returns the error for a service whose connections have not reached one of its endpoints.
+func (p *Push) never(service int, at reached, err error) error {
+	where := p.mesh.Mesh.Service(service).String()
+	if p.answers() {
+		const hint = "see whether pods of this node reach Services: kubectl get endpointslices"
+		if err == nil {
+			err = fmt.Errorf("its peer is %s", at.peer)
+		}
+		return fault.Wrap(err, fault.Machine, where, hint, "a connection to service %d does not reach its endpoint", service)
+	}
+	const hint = "the load must be in the control group of a data plane that has its configuration from this mesh and " +
+		"shows endpoints as peers: --peer endpoint"
+	return fault.New(fault.Machine, where, hint,
+		"a connection to service %d has the peer %s, which is not one of its endpoints", service, at.peer)
+}
+
+// answers reports whether endpoints say which they are. The mesh may then be on another machine, with another clock.
+func (p *Push) answers() bool { return len(p.mesh.Mesh.Addresses) > 0 }
 
 func (p *Push) sleep(ctx context.Context, until int64) error {
 	if err := ctx.Err(); err != nil {
@@ -146,29 +173,78 @@ func (p *Push) sleep(ctx context.Context, until int64) error {
 	return err
 }
 
-// connect makes a connection to a service and returns its peer.
-func (p *Push) connect(service int) (netip.AddrPort, error) {
-	kind := unix.SOCK_DGRAM
-	if p.mesh.Mesh.Port != 0 {
-		kind = unix.SOCK_STREAM
-	}
-	return connect(kind, p.mesh.Mesh.Service(service))
+// reached is what a connection to a service has reached.
+type reached struct {
+	peer   netip.AddrPort
+	ok     bool // an endpoint of the service
+	change int  // that added the endpoint
 }
+
+// connect makes a connection to a service.
+func (p *Push) connect(service int) (r reached, err error) {
+	of := 0
+	switch to := p.mesh.Mesh.Service(service); {
+	case p.answers():
+		r.peer, err = connect(unix.SOCK_STREAM, to, answerTimeout, func(fd int) (err error) {
+			of, r.change, err = services.ReadAnswer(reader(fd))
+			return err
+		})
+		r.ok = err == nil && of == service && (p.o.Peer != EndpointPeer || r.peer != to)
+	case p.mesh.Mesh.Port != 0:
+		r.peer, err = connect(unix.SOCK_STREAM, to, connectTimeout, nil)
+	default:
+		r.peer, err = connect(unix.SOCK_DGRAM, to, connectTimeout, nil)
+	}
+	if !p.answers() && err == nil {
+		of, r.change, r.ok = p.mesh.Mesh.ChangeOf(r.peer)
+		r.ok = r.ok && of == service
+	}
+	return r, err
+}
+
+// reader reads from a socket with a timeout.
+type reader int
+
+func (fd reader) Read(b []byte) (int, error) {
+	for {
+		switch n, err := unix.Read(int(fd), b); {
+		case errors.Is(err, unix.EINTR): // by a signal of the Go runtime
+		case err != nil: // reset, or nothing came in time
+			return 0, errors.Join(errNoAnswer, err)
+		case n == 0:
+			return 0, errNoAnswer
+		default:
+			return n, nil
+		}
+	}
+}
+
+// errNoAnswer means that a connection was made, and ended without an Answer: a proxy has accepted it, or an endpoint
+// that is being replaced.
+var errNoAnswer = errors.New("no answer")
 
 // connectTimeout is how long a TCP connection may take. A listener on this machine answers at once, unless its backlog
 // is full.
 const connectTimeout = time.Second
 
-// connect makes a connection with a kind of socket and returns its peer.
-func connect(kind int, to netip.AddrPort) (peer netip.AddrPort, err error) {
+// answerTimeout is how long a connection to another machine, and its answer, may each take: less than the second after
+// which a lost packet is sent again (RFC 6298), because a try that hangs delays the next.
+const answerTimeout = 200 * time.Millisecond
+
+// connect makes a connection with a kind of socket and returns its peer, after it has read from the connection with
+// read, if that is not nil.
+func connect(
+	kind int, to netip.AddrPort, within time.Duration, read func(fd int) error,
+) (peer netip.AddrPort, err error) {
 	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return peer, err
 	}
 	defer func() { _ = unix.Close(fd) }() // nothing was sent
 	if kind == unix.SOCK_STREAM {
-		timeout := unix.NsecToTimeval(connectTimeout.Nanoseconds())
+		timeout := unix.NsecToTimeval(within.Nanoseconds())
 		err := errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout),
 			// Closing resets the connection, so that thousands of tries leave no connections in TIME_WAIT.
 			unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
 		if err != nil {
@@ -177,7 +253,7 @@ func connect(kind int, to netip.AddrPort) (peer netip.AddrPort, err error) {
 	}
 	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
 	if errors.Is(err, unix.EINTR) { // by a signal of the Go runtime; the connection is still being made
-		err = connected(fd)
+		err = connected(fd, within)
 	}
 	if err != nil {
 		return peer, err
@@ -193,13 +269,16 @@ func connect(kind int, to netip.AddrPort) (peer netip.AddrPort, err error) {
 	if !ok {
 		return peer, fmt.Errorf("a peer of type %T", name)
 	}
-	return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), uint16(v4.Port)), nil
+	if read != nil {
+		err = read(fd)
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), uint16(v4.Port)), err
 }
 
 // connected waits until a connection that is being made is complete.
-func connected(fd int) error {
-	late := pace.Now() + int64(connectTimeout)
-	for left := int64(connectTimeout); left > 0; left = late - pace.Now() {
+func connected(fd int, within time.Duration) error {
+	late := pace.Now() + int64(within)
+	for left := int64(within); left > 0; left = late - pace.Now() {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(left/1e6)+1)
 		switch {
 		case errors.Is(err, unix.EINTR):
@@ -219,7 +298,7 @@ func connected(fd int) error {
 // Run makes changes one after the other, as scheduled, and returns how long they took. A change that begins in the
 // window counts, even if it is seen after the window. At least one change counts, even if it takes longer than the
 // window. After the window, Run makes one more change, which does not count: when it arrives, the data plane knows that
-// it has received all earlier ones.
+// it has received all earlier ones. A mesh whose endpoints say which they are needs none.
 func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -228,7 +307,7 @@ func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	// Garbage is collected only between changes: during a change it would look like a slow data plane.
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	w := &window{begin: begin, end: end, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
+	w := &window{begin: begin, end: end, times: NewTimes(Sent, Usable, Accepted, Whole, Gap), errors: map[string]int64{}}
 	cpu, err := s.CPUTime(func() error {
 		if err := p.sleep(ctx, s.Begin); err != nil {
 			return err
@@ -238,6 +317,9 @@ func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 				return err
 			}
 		}
+		if p.answers() {
+			return nil
+		}
 		return p.turn(ctx, w, 0, false)
 	})
 	if err != nil {
@@ -245,6 +327,9 @@ func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	}
 	return w.result(cpu)
 }
+
+// keptWaiting is how long the load still waits for the mesh's answer once it has given a change up.
+const keptWaiting = time.Second
 
 // enoughTries is the number of tries after which garbage is collected. Each try leaves about 200 bytes of garbage.
 const enoughTries = 200_000
@@ -259,6 +344,7 @@ func (p *Push) what() int {
 
 // turn makes one change, waits until it is seen, and then pauses.
 func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) error {
+	asked := pace.Now()
 	if err := p.mesh.Ask(service); err != nil {
 		return err
 	}
@@ -267,12 +353,20 @@ func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) er
 		changed = lastFirst(len(p.seen))
 	}
 	seen, err := p.watch(ctx, changed, w, counts)
+	if err != nil && p.answers() {
+		if refused := p.mesh.Refused(keptWaiting); refused != nil {
+			return refused
+		}
+	}
 	if err != nil {
 		return err
 	}
 	made, err := p.mesh.Changed()
 	if err != nil {
 		return err
+	}
+	if p.answers() {
+		made.Set = asked // which is earlier by the way to the mesh
 	}
 	if counts {
 		w.add(made, seen)
@@ -286,22 +380,23 @@ func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) er
 		p.tries = 0
 		runtime.GC()
 	}
-	if p.o.Pause > 0 {
+	if p.o.Pause > 0 && pace.Now() < w.end {
 		return p.sleep(ctx, pace.Now()+int64((0.5+p.random.Float64())*float64(p.o.Pause)))
 	}
 	return nil
 }
 
 // notYet reports whether a connection failed in a way that is expected while the data plane has no configuration or no
-// endpoint: the connection was refused, or went to the service's own address, to which there may be no route, and which
-// may not answer in time.
-func notYet(err error) bool {
-	for _, e := range []error{unix.ECONNREFUSED, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINPROGRESS} {
+// endpoint: the connection was refused, or closed without an answer, or went to the service's own address, to which
+// there may be no route, and which may not answer in time. Cilium and Calico refuse with EPERM
+// (github.com/cilium/cilium/issues/45184, github.com/projectcalico/felix/pull/3069).
+func (p *Push) notYet(err error) bool {
+	for _, e := range []error{unix.ECONNREFUSED, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINPROGRESS, errNoAnswer} {
 		if errors.Is(err, e) {
 			return true
 		}
 	}
-	return false
+	return errors.Is(err, unix.EPERM) && p.answers()
 }
 
 // lastFirst returns the services in the order in which the load checks them: the last, and then the others from the
@@ -331,28 +426,26 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 	for at := 0; at < len(services); {
 		i := services[at]
 		began := pace.Now()
-		peer, err := p.connect(i)
+		reached, err := p.connect(i)
 		now := pace.Now()
 		p.tries++
 		// A store that makes a change piece by piece has moments without endpoints, with half an endpoint, and without
 		// the service.
-		refused := errors.Is(err, unix.ECONNREFUSED)
-		if err != nil && !notYet(err) {
+		refused := errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EPERM)
+		if err != nil && !p.notYet(err) {
 			return seen, fmt.Errorf("connecting to service %d: %w", i, err)
 		}
-		service, change, ok := p.mesh.Mesh.ChangeOf(peer)
-		ok = ok && service == i && err == nil
 		if counts {
 			w.tries++
 			switch {
 			case refused:
 				w.refused++
-			case !ok:
+			case !reached.ok:
 				w.wrong++
 			}
 		}
-		if ok && change != p.seen[i] {
-			p.seen[i] = change
+		if reached.ok && p.newer(reached.change, p.seen[i]) {
+			p.seen[i] = reached.change
 			if seen.at == 0 || failed != 0 {
 				seen = sight{at: now, gap: now - began}
 				if failed != 0 {
@@ -376,6 +469,15 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 	return seen, nil
 }
 
+// newer reports whether a change is not the last one that a service has shown. Connections of one mesh may show changes
+// in turn, as those of a proxy's threads do, and its changes have rising numbers; elsewhere the numbers begin again.
+func (p *Push) newer(change, last int) bool {
+	if p.answers() {
+		return change > last
+	}
+	return change != last
+}
+
 // another is the name of the error for services whose connections showed a change other than the one that was made.
 const another = "another-change"
 
@@ -396,6 +498,9 @@ func (w *window) add(made services.Change, seen sight) {
 	if made.Sent != 0 {
 		w.times.Add(Sent, made.Sent-made.Set)
 		w.times.Add(Usable, seen.at-made.Sent)
+	}
+	if made.Accepted != 0 {
+		w.times.Add(Accepted, made.Accepted)
 	}
 	w.times.Add(Whole, seen.at-made.Set)
 	w.times.Add(Gap, seen.gap)

@@ -7,12 +7,15 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/pace"
 	"tare/internal/mesh/services"
 )
 
@@ -57,8 +60,8 @@ func TestPrepareRefuses(t *testing.T) {
 
 // TestWindow: each time is counted in the right histogram of the result.
 func TestWindow(t *testing.T) {
-	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}, tries: 7,
-		refused: 2}
+	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Accepted, Whole, Gap), errors: map[string]int64{},
+		tries: 7, refused: 2}
 	w.add(services.Change{Set: 1000, Sent: 1100}, sight{at: 1400, gap: 50})
 	w.add(services.Change{Set: 1990, Sent: 2010}, sight{at: 2010, gap: 30})
 	r, err := w.result(1)
@@ -81,7 +84,7 @@ func TestWindow(t *testing.T) {
 
 // TestNotSaid: for a control plane that does not report when it sent a change there is only the time of the whole.
 func TestNotSaid(t *testing.T) {
-	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
+	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Accepted, Whole, Gap), errors: map[string]int64{}}
 	w.add(services.Change{Set: 1000}, sight{at: 1400, gap: 50})
 	r, err := w.result(1)
 	if err != nil {
@@ -102,11 +105,11 @@ func TestConnectTCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := netip.MustParseAddrPort(l.Addr().String())
-	if peer, err := connect(unix.SOCK_STREAM, at); err != nil || peer != at {
+	if peer, err := connect(unix.SOCK_STREAM, at, connectTimeout, nil); err != nil || peer != at {
 		t.Errorf("%v, %v", peer, err)
 	}
 	l.Close()
-	if _, err := connect(unix.SOCK_STREAM, at); err == nil || !notYet(err) {
+	if _, err := connect(unix.SOCK_STREAM, at, connectTimeout, nil); err == nil || !new(Push).notYet(err) {
 		t.Errorf("%v", err)
 	}
 }
@@ -125,7 +128,7 @@ func TestConnected(t *testing.T) {
 		}
 		err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()})
 		if errors.Is(err, unix.EINPROGRESS) {
-			err = connected(fd)
+			err = connected(fd, connectTimeout)
 		}
 		if !errors.Is(err, want) {
 			t.Errorf("got %v, not %v", err, want)
@@ -158,11 +161,87 @@ func closing(t *testing.T) string {
 // TestConnectToPortZero: half a record of an endpoint leads a connection to port 0, which is a wrong endpoint, and no
 // failure of the load.
 func TestConnectToPortZero(t *testing.T) {
-	peer, err := connect(unix.SOCK_DGRAM, netip.MustParseAddrPort("127.0.0.1:0"))
+	peer, err := connect(unix.SOCK_DGRAM, netip.MustParseAddrPort("127.0.0.1:0"), connectTimeout, nil)
 	if err != nil || peer.Port() != 0 {
 		t.Fatalf("a connection to port 0 has the peer %v, %v", peer, err)
 	}
 	if _, _, ok := services.ChangeOf(peer); ok {
 		t.Errorf("%v passes for an endpoint", peer)
+	}
+}
+
+// TestAnswers: with a mesh whose endpoints say which they are, a change counts from when the load asked for it,
+// whatever the mesh's clock says, until the answer of the service is the new one. Connections without an answer are
+// wrong.
+func TestAnswers(t *testing.T) {
+	service, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer service.Close()
+	const follows = 20 * time.Millisecond // after a change: the first half of it without an answer
+	var shown, silent atomic.Int64
+	shown.Store(1)
+	go func() {
+		for {
+			c, err := service.Accept()
+			if err != nil {
+				return
+			}
+			if silent.Load() == 0 {
+				_, _ = c.Write(services.Answer(0, int(shown.Load()))) // the load may have gone
+			}
+			_ = c.Close()
+		}
+	}()
+	control, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ready := services.Ready{Services: 1, Endpoints: 1, Key: "k", Addresses: []netip.AddrPort{
+		service.Addr().(*net.TCPAddr).AddrPort()}}
+	served := make(chan error, 1)
+	go func() {
+		served <- services.ServeChanges(ctx, control, ready, 1000,
+			func(_ context.Context, number int, _ []int) (services.Change, error) {
+				silent.Store(1)
+				time.AfterFunc(follows/2, func() { silent.Store(0) })
+				time.AfterFunc(follows, func() { shown.Store(int64(number)) })
+				return services.Change{Set: 1, Accepted: int64(time.Millisecond)}, nil
+			})
+	}()
+	p, err := Prepare(ctx, Options{Mesh: control.Addr().String(), Key: "k", What: One,
+		Interval: time.Millisecond, Peer: AnyPeer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	r, err := p.Run(ctx, role.Schedule{Begin: pace.Now(), Duration: int64(200 * time.Millisecond)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := r.Histogram(Whole)
+	if err != nil || whole.Min() < int64(follows) || r.Done < 1 || r.Failures() != 0 {
+		t.Errorf("%d changes, the fastest in %v; errors %v, %v", r.Done, time.Duration(whole.Min()), r.Errors, err)
+	}
+	if h, err := r.Histogram(Accepted); err != nil || h.TotalCount() != r.Done || h.Max() < int64(time.Millisecond) {
+		t.Errorf("the API server's part: %+v, %v", h, err)
+	}
+	if r.Counts[Wrong] < 1 || r.Counts[Wrong] >= r.Counts[Tries] {
+		t.Errorf("%v", r.Counts)
+	}
+	p.o.Peer = EndpointPeer
+	if at, err := p.connect(0); at.ok || err != nil {
+		t.Errorf("a connection whose peer is the service: %+v, %v", at, err)
+	}
+	_ = service.Close()
+	if at, err := p.connect(0); !p.notYet(err) || at.ok {
+		t.Errorf("%+v, %v", at, err)
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Error(err)
 	}
 }

@@ -24,8 +24,8 @@ func (guest) About() kind.About {
 	return kind.About{
 		Name: "push",
 		Summary: "changes of a mesh's endpoints, one after the other, and connections until they show each; " +
-			"the subject must be a data plane with `xds`, and `peer: endpoint`",
-		Settings: Settings,
+			"the subject must be a data plane with `xds`, and `peer: endpoint`, or the mesh `cluster-services`",
+		Settings: Settings, InPods: true,
 		Protocol: services.Protocol,
 		Process:  slices.Concat(Settings, processSettings),
 		Alone: &kind.Alone{Argument: meshKey, Warmup: 200 * time.Millisecond, Duration: 5 * time.Second, Examples: []string{
@@ -39,7 +39,11 @@ func (guest) About() kind.About {
 func (guest) At(at kind.Site) param.Values {
 	var app services.Ready
 	_ = json.Unmarshal(at.Ready, &app) // another application's message has no such address, so dialling fails
-	return param.Values{meshKey: app.Control}
+	v := param.Values{meshKey: app.Control}
+	if app.Key != "" {
+		v[keyName] = app.Key
+	}
+	return v
 }
 
 // Play runs the load's process.

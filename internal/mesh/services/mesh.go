@@ -5,9 +5,15 @@ package services
 
 import (
 	"context"
+	"crypto/subtle"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"net"
+	"net/netip"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -40,6 +46,12 @@ type Ready struct {
 	// Port is the port of every endpoint if services use TCP; a listener accepts connections there. 0 means that services
 	// use UDP, without listeners.
 	Port uint16 `json:"port,omitempty"`
+	// Addresses are those of the services if the mesh is a real one, whose endpoints say what they are (Answer). Nil: the
+	// addresses of services and endpoints follow from their numbers.
+	Addresses []netip.AddrPort `json:"addresses,omitempty"`
+	// Key is what clients must send before they may ask for changes, where others can reach Control; empty: nothing. Only
+	// the parent gets it, in the ready message.
+	Key string `json:"key,omitempty"`
 }
 
 // Change is one change that was made. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
@@ -49,14 +61,36 @@ type Change struct {
 	// Sent is when the response to the data plane was encoded, and about to be handed to the transport; 0 if the
 	// control plane does not report it.
 	Sent int64 `json:"sent_ns"`
+	// Accepted is how long a cluster's API server took to accept the change after Set; 0 if the change is not made there.
+	Accepted int64 `json:"accepted_ns,omitempty"`
+}
+
+// answerSize is the length of an Answer, in bytes.
+const answerSize = 8
+
+// Answer returns what an endpoint of a mesh with Ready.Addresses sends to each connection before it closes it: the
+// number of its service and that of the change that added it, each as 4 bytes, big-endian.
+func Answer(service, change int) []byte {
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, uint32(service)), uint32(change))
+}
+
+// ReadAnswer reads an Answer.
+func ReadAnswer(r io.Reader) (service, change int, err error) {
+	b := make([]byte, answerSize)
+	if _, err := io.ReadFull(r, b); err != nil {
+		return 0, 0, err
+	}
+	return int(binary.BigEndian.Uint32(b)), int(binary.BigEndian.Uint32(b[answerSize/2:])), nil
 }
 
 // All, in place of a service's number, asks for a change of every service at once.
 const All = -1
 
-// The events between Client and mesh. The mesh first sends "ready" with a Ready. The client then sends "change" with an
-// ask, and the mesh answers with "changed" and a Change, or with an error.
+// The events between Client and mesh. If there is a Ready.Key, the client begins with "key" and that. The mesh first
+// sends "ready" with a Ready. The client then sends "change" with an ask, and the mesh answers with "changed" and a
+// Change, or with an error.
 const (
+	keyEvent     = "key"
 	changeEvent  = "change"
 	changedEvent = "changed"
 )
@@ -126,9 +160,11 @@ func (p *plane) onSent(s controlplane.Sent) {
 
 // ServeChanges serves clients (Dial) at l until ctx ends: it sends them the Ready, and makes the changes that they ask
 // for, one at a time, by calling do. It closes l. The initial state counts as change 1, so the first change has number
-// 2; the change after number most has number 1 again.
+// 2; the change after number most has number 1 again. If r has a Key, only clients that have it are served.
 func ServeChanges(ctx context.Context, l net.Listener, r Ready, most int, do makeChange) error {
-	made := &changes{mesh: r, most: most, do: do, number: 1}
+	made := &changes{mesh: r, key: r.Key, most: most, do: do, number: 1}
+	made.mesh.Key = ""
+	l = limit.AtMost(l, mostClients, func(int) {})
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // accepted connections are closed below
 	defer stop()
 	var all sync.WaitGroup
@@ -144,14 +180,39 @@ func ServeChanges(ctx context.Context, l net.Listener, r Ready, most int, do mak
 			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 			defer stop()
 			defer c.Close()
-			made.talk(ctx, role.NewConn(c, c))
+			said := &io.LimitedReader{R: c, N: math.MaxInt64}
+			if conn := role.NewConn(said, c); made.admits(c, conn, said) {
+				made.talk(ctx, conn)
+			}
 		})
 	}
+}
+
+const (
+	mostClients = 64               // that may be connected to ask for changes
+	keyWithin   = 10 * time.Second // from a client's connection to its key
+	maxKey      = 1 << 10          // bytes of the message with the key
+)
+
+// admits reports whether a client has the key, if there is one. said is what conn reads.
+func (c *changes) admits(client net.Conn, conn *role.Conn, said *io.LimitedReader) bool {
+	if c.key == "" {
+		return true
+	}
+	said.N = maxKey
+	sent := ""
+	if client.SetReadDeadline(time.Now().Add(keyWithin)) != nil || conn.Expect(keyEvent, &sent, nil) != nil ||
+		subtle.ConstantTimeCompare([]byte(sent), []byte(c.key)) == 0 {
+		return false
+	}
+	said.N = math.MaxInt64
+	return client.SetReadDeadline(time.Time{}) == nil
 }
 
 // changes makes the changes of a mesh.
 type changes struct {
 	mesh Ready
+	key  string // that clients must have; empty: none
 	most int
 	do   makeChange
 
@@ -259,15 +320,21 @@ type Client struct {
 	role *role.Conn
 }
 
-// Dial connects to a mesh at its Ready.Control.
-func Dial(ctx context.Context, address string) (*Client, error) {
+// Dial connects to a mesh at its Ready.Control, with its Ready.Key.
+func Dial(ctx context.Context, address, key string) (*Client, error) {
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Usage, address, "start one: 'tare app mesh' says where",
 			"there is no mesh to ask for changes")
 	}
 	m := &Client{conn: c, role: role.NewConn(c, c)}
-	if err := m.role.Expect(role.Ready, &m.Mesh, nil); err != nil {
+	if key != "" {
+		err = m.role.Send(keyEvent, key)
+	}
+	if err == nil {
+		err = m.role.Expect(role.Ready, &m.Mesh, nil)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("connecting to the mesh at %s: %w", address, err), c.Close())
 	}
 	return m, nil
@@ -278,6 +345,17 @@ func (c *Client) Close() error { return c.conn.Close() }
 
 // Ask asks for a change of one service, or of All. Changed returns the answer.
 func (c *Client) Ask(service int) error { return c.role.Send(changeEvent, ask{service}) }
+
+// Refused returns the error with which the mesh has answered Ask, or nil if it has not within the given time.
+func (c *Client) Refused(within time.Duration) error {
+	if err := c.conn.SetReadDeadline(time.Now().Add(within)); err != nil {
+		return err
+	}
+	if _, err := c.Changed(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
+	}
+	return nil
+}
 
 // Changed waits for the answer to Ask.
 func (c *Client) Changed() (made Change, err error) {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -130,12 +131,12 @@ func TestChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := follow(t, r.Address, services)
-	c, err := Dial(ctx, r.Control)
+	c, err := Dial(ctx, r.Control, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if c.Mesh != r {
+	if !reflect.DeepEqual(c.Mesh, r) {
 		t.Errorf("the mesh says %+v when it is ready, and %+v to those who ask", r, c.Mesh)
 	}
 	want := make([]int, services)
@@ -289,7 +290,7 @@ func BenchmarkChange(b *testing.B) {
 		b.Run(x.name, func(b *testing.B) {
 			r := startMesh(b, x.services)
 			d := follow(b, r.Address, x.services)
-			c, err := Dial(b.Context(), r.Control)
+			c, err := Dial(b.Context(), r.Control, "")
 			if err != nil {
 				b.Fatal(err)
 			}

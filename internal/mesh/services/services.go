@@ -61,6 +61,9 @@ const servicePort = 80
 // Service returns the address of service i, counted from 0. Addresses of TCP services are on this machine, in
 // 127.96.0.0/12, so that connections reach no other machine before a data plane has the services.
 func (r Ready) Service(i int) netip.AddrPort {
+	if len(r.Addresses) > 0 {
+		return r.Addresses[i]
+	}
 	if r.Port == 0 {
 		return Service(i)
 	}

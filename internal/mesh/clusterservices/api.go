@@ -1,0 +1,127 @@
+package clusterservices
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/part"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/text"
+)
+
+// serviceAccount is the directory in which a pod with a service account finds its token
+// (kubernetes.io/docs/tasks/run-application/access-api-from-pod).
+const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+const (
+	needsAccount = "give the application a service account: cluster: {accounts: {NAME: tare-services}}, with the rights " +
+		"of deploy/kubernetes/services.yaml"
+	maxAnswer     = 8 << 20          // bytes of an answer of the API server
+	maxWhy        = 300              // bytes of its reason for a refusal
+	answersWithin = 15 * time.Second // less than the load's patience
+)
+
+// api is a client of the cluster's API server, with the rights of the pod's service account. Tare's own programs for
+// clusters use Kubernetes' client, which would make the binary that runs in every pod and on every machine half as
+// large again.
+type api struct {
+	http      http.Client
+	server    string // host:port
+	token     string
+	namespace string
+	pod       string // the name of this pod
+}
+
+// inPod returns the client of this pod, whose service account is in a directory.
+func inPod(dir string) (*api, error) {
+	token, err := os.ReadFile(filepath.Join(dir, "token"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fault.New(fault.Usage, "cluster-services", needsAccount, "this process has no service account of a pod")
+	}
+	a := &api{token: strings.TrimSpace(string(token)),
+		server: net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT"))}
+	namespace, err2 := os.ReadFile(filepath.Join(dir, "namespace"))
+	authority, err3 := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	if err := errors.Join(err, err2, err3); err != nil {
+		return nil, fmt.Errorf("reading the pod's service account: %w", err)
+	}
+	a.namespace, a.pod = strings.TrimSpace(string(namespace)), os.Getenv(part.PodVariable)
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(authority) {
+		return nil, fault.New(fault.Machine, dir, "", "the pod's service account has no certificate of the API server")
+	}
+	a.http = http.Client{Timeout: answersWithin, Transport: &http.Transport{ForceAttemptHTTP2: true,
+		TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}}
+	return a, nil
+}
+
+// object is an object of the API, as JSON.
+type object = map[string]any
+
+// The API's paths below a namespace.
+const (
+	pods           = "/api/v1/namespaces/%s/pods"
+	servicesPath   = "/api/v1/namespaces/%s/services"
+	endpointSlices = "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices"
+)
+
+// call sends a request for one of the paths, with more at its end, and decodes the answer into out.
+func (a *api) call(ctx context.Context, method, path, more string, in object, out any) error {
+	var body []byte
+	if in != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
+			return err
+		}
+	}
+	path = fmt.Sprintf(path, a.namespace)
+	r, err := http.NewRequestWithContext(ctx, method, "https://"+a.server+path+more, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Authorization", "Bearer "+a.token)
+	r.Header.Set("Content-Type", "application/json")
+	if method == http.MethodPatch {
+		r.Header.Set("Content-Type", "application/merge-patch+json")
+	}
+	answer, err := a.http.Do(r)
+	if err != nil {
+		return fault.Wrap(err, fault.Machine, a.server, "", "the API server does not answer")
+	}
+	defer answer.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
+	if err != nil {
+		return fault.Wrap(err, fault.Machine, a.server, "", "the API server's answer ends early")
+	}
+	if answer.StatusCode/100 != 2 {
+		var status struct{ Message string }
+		_ = json.Unmarshal(data, &status) // something else may have answered, in another format
+		hint := ""
+		if answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized {
+			hint = needsAccount
+		}
+		return fault.New(fault.Machine, "namespace "+a.namespace, hint, "%s %s: %s: %s", method, path, answer.Status,
+			text.ClipLine(cmp.Or(status.Message, string(data)), maxWhy))
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(data, out); err != nil {
+		return fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	return nil
+}
