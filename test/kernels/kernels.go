@@ -241,11 +241,13 @@ what tests found (test/kernels/kernels.json):
 What is not on it is not known to work, and not known to fail. ` + "`tare doctor`" + ` tries each feature out on the
 machine at hand.
 
-Most of Tare needs root ([what does not](weigh.md#without-root)), Linux 5.8 or newer and control groups, v1, v2 or both.
+Tare needs Linux 5.8 or newer and control groups, v1, v2 or both, and most of it root ([what does
+not](weigh.md#without-root)). It is not made for older kernels.
 The load ` + "`exec` and the subject `exectrace` need Linux 5.12, and `kernelmesh` (so `tare run quickstart`" + ` too) 5.18.
 Linux 6.1 is Debian 12's cloud kernel in a virtual machine that QEMU emulates (` + "`test/vm`" + `). Linux 6.18 is the kernel
 that Tare is developed on, in a Firecracker virtual machine without a performance counter, where all other tests run. No
-other kernel was tested.
+other kernel was tested. eBPF time by control group takes the features bpf-stats, bpf-addresses and sampling; without
+one of the last two, the totals stay exact.
 
 ## What tests showed
 
