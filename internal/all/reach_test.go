@@ -22,11 +22,11 @@ var harmless = []string{
 	"subject installed-tracer components", "subject installed-tracer lines", "subject installed-tracer logs",
 	"subject kernelmesh metadata", "subject kernelmesh node", "subject kernelmesh store", "subject kernelmesh xds",
 	"subject store store",
-	"subject variant set", // what it sets are settings of other guests, which are looked at themselves
+	"subject variant set", // it only sets settings of other guests, and the test checks those guests too
 }
 
-// TestTextsSayHowFarTheyReach: a node decides by the Reach of settings what a coordinator may not have it do, so each
-// text setting has a Reach.
+// TestTextsSayHowFarTheyReach: a node decides by the Reach of each text setting which requests of a coordinator it
+// refuses, so every text setting must have one.
 func TestTextsSayHowFarTheyReach(t *testing.T) {
 	var nothing []string
 	look := func(whose string, settings []param.Setting) {

@@ -52,7 +52,7 @@ func TestControlplaneRefuses(t *testing.T) {
 	}
 }
 
-// TestControlplaneForPeople: the command says where it listens, applies changes of its file, keeps the last valid
+// TestControlplaneForPeople: the command says where it listens, applies changes to its file, keeps the last valid
 // configuration, and ends when its context does, as after a signal.
 func TestControlplaneForPeople(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mesh.yaml")

@@ -91,14 +91,14 @@ Redirecting connections to sidecars makes the kernel load modules, which stay lo
 	return cmd
 }
 
-// features returns the probes of what this machine can do, from every package that declares some.
+// features returns the probes of this machine's abilities, from every package that declares some.
 var features = sync.OnceValue(func() []*feature.Probe {
 	return slices.Concat(bpf.Features(), perf.Features(), witness.Features(), cgroup.Features(), ksym.Features(),
 		local.Features())
 })
 
-// guestFeatures returns the probes of what guests need of this machine: programs, and abilities of the kernel. Several
-// guests may share one.
+// guestFeatures returns the probes of the programs and kernel features that guests need. Several guests may share a
+// probe.
 var guestFeatures = sync.OnceValue(func() (probes []*feature.Probe) {
 	for _, r := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
 		for _, g := range kind.All(r) {
@@ -113,7 +113,7 @@ var guestFeatures = sync.OnceValue(func() (probes []*feature.Probe) {
 })
 
 // diagnose runs all probes; those that make the kernel load modules only if loadModules is set. A probe may create
-// things on the machine that it removes again, so none is interrupted when the context ends: diagnose only skips the
+// things on the machine and remove them again, so none is interrupted when the context ends: diagnose only skips the
 // remaining ones.
 func diagnose(ctx context.Context, loadModules bool) (diagnosis, error) {
 	d := diagnosis{Schema: doctorSchema, Machine: proc.FS{}.Machine()}
@@ -151,7 +151,7 @@ func printDiagnosis(w io.Writer, d diagnosis) error {
 	return err
 }
 
-// printStatuses prints the result of each probe, with a hint for what is missing.
+// printStatuses prints the result of each probe, with a hint for each feature that is missing.
 func printStatuses(b *strings.Builder, all []feature.Status) {
 	wide := 0
 	for _, s := range all {

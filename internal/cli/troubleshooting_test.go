@@ -13,10 +13,10 @@ import (
 	"testing"
 )
 
-// quoted finds what a page shows as code.
+// quoted matches the text that a page shows as code.
 var quoted = regexp.MustCompile("`([^`]+)`")
 
-// verb finds what fmt fills in.
+// verb matches a verb of fmt, which a value replaces.
 var verb = regexp.MustCompile(`%[-+ #0-9.]*[a-zA-Z]`)
 
 // TestTroubleshooting compares docs/troubleshooting.md with the source: every message that the page quotes exists, and

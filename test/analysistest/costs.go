@@ -12,9 +12,9 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// Costs describes a run of the arms direct, aa and mesh. The costs of mesh are known functions of a factor's level,
-// with noise of some tenths of a per cent that all trials of a block share. The subject of mesh has two components:
-// client, with a fifth of its costs, and server.
+// Costs describes a run of the arms direct, aa and mesh. The costs of mesh are known functions of a factor's level. CPU
+// and memory, but not BPF, have noise of a few tenths of a per cent, shared by all trials of a block, and are split
+// between two components: client (a fifth) and server.
 type Costs struct {
 	Experiment string
 	Factor     string // with the levels 100, 200, 400 and 800

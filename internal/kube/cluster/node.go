@@ -34,7 +34,7 @@ const (
 	ended          = "pods that ended"
 )
 
-// owner is the owner of something that was used on a node.
+// owner identifies who is charged for a part of a node's usage.
 type owner struct {
 	machine bool // the usage belongs to a machine that several nodes share, rather than to the node
 	side    side
@@ -110,7 +110,7 @@ func (m *Merger) merge(n *Node, a *NodeAccount) {
 	w.maps()
 	w.sandboxes()
 	w.leave()
-	a.Reserve = w.reserve() // before spread, which moves to workloads what serves the node
+	a.Reserve = w.reserve() // before spread, which charges workloads for whatever serves the node
 	if m.o.Spread {
 		spread(w.cells)
 	}
@@ -165,7 +165,8 @@ func budgetOf(l *ledger.Ledger) Budget {
 		Attributed: c.Attributed, Unexplained: c.Unexplained}
 }
 
-// window records the time of the node's window by the asker's clock, and warns if it differs from the requested one.
+// window records the time of the node's window by the clock of the machine that asked the nodes, and warns if the
+// window differs from the requested one.
 func (w *node) window(a *NodeAccount) {
 	offset := time.Duration(known.Or(w.Clock.OffsetSeconds, 0) * float64(time.Second))
 	start, end := w.l.Window.Start.Add(-offset), w.l.Window.End.Add(-offset)
@@ -211,7 +212,8 @@ func (w *node) cell(o owner) *account {
 }
 
 // groups adds CPU time and memory by owner. A group's counters include those of the groups below it. A group's figure
-// is therefore added to its own owner, and subtracted from that of the nearest group above it whose figure is known.
+// is added to its own owner, and therefore subtracted from the owner of the nearest group above it whose figure is
+// known.
 func (w *node) groups() {
 	groups := slices.DeleteFunc(slices.Clone(w.l.Cgroups), func(g ledger.Cgroup) bool {
 		return g.Path == "/" || g.Path == ""
@@ -242,7 +244,7 @@ func (w *node) groups() {
 	}
 }
 
-// countersOf returns the figures of a group that are counted.
+// countersOf returns the figures that a group itself reports, not those derived from others; nil if unknown.
 func countersOf(g *ledger.Cgroup) [figures]*int64 {
 	m := cmp.Or(g.Memory, new(ledger.Memory))
 	if g.Vanished {
@@ -267,12 +269,12 @@ func (w *node) move(figure int, n int64, o, from *owner) {
 	w.cell(*o).add(figure, o.in(), n)
 }
 
-// mark records that a group's figure is unknown, for its owner and that of the group above.
+// mark records that a group's figure is unknown, for its owner and for the owner of the group above it.
 func (w *node) mark(figure int, o, over *owner) {
 	switch {
 	case over == nil:
 		w.cell(*o).mark(figure, o.in(), true)
-	case *over == *o: // included there, or unknown there too
+	case *over == *o: // the figure above includes this one, or is unknown and marked itself
 	case o.within(over): // the owner above is the pod, whose figure includes this one
 		w.cell(*o).inPod[figure]++
 		w.cell(*over).inPod[figure]++
@@ -331,7 +333,8 @@ func (w *node) takeSelf() {
 }
 
 // rest adds the CPU time that is attributed to no group below the root: kernel threads, interrupts, processes in the
-// root group, which no rule can name, and eBPF programs that ran above these. It returns the owner of these programs.
+// root group, which no rule can name, and eBPF programs, whose run time is not included in the other three. It returns
+// the owner of these programs.
 func (w *node) rest() owner {
 	last := owner{side: sideShared, component: otherBPF}
 	lines := map[owner]int64{
@@ -390,14 +393,15 @@ func (w *node) perCPU(a *account) {
 	a.inPod[cpus] = a.inPod[cpu]
 }
 
-// knowsBPF reports whether the run time of the node's eBPF programs is known. It is 0 if there are none but Tare's.
+// knowsBPF reports whether the run time of the node's eBPF programs is known. If Tare's own are the only programs, it
+// is known to be 0.
 func (w *node) knowsBPF() bool {
 	others := func(p ledger.Program) bool { return !p.Own }
 	return w.l.Programs != nil && (w.l.CPU.BPFUnsplit != nil || !slices.ContainsFunc(w.l.Programs, others))
 }
 
-// programs charges the run time of eBPF programs to owners: where programs of infrastructure ran above the tasks of a
-// workload, their run time is tare of the workload's pod.
+// programs charges the run time of eBPF programs to owners: where a program of infrastructure ran in the context of a
+// workload's task, its run time counts as tare of the workload's pod, not as the workload's own usage.
 func (w *node) programs(rest owner) {
 	apart := w.l.Host.IRQTime != nil && *w.l.Host.IRQTime
 	for i := range w.l.Programs {
@@ -517,7 +521,7 @@ func (w *node) serve(pod owner, serves map[string]bool, component, path string, 
 	w.give(*at, to, cpu, ns)
 }
 
-// reserve compares what the node holds back with what serves it and is in no pod.
+// reserve compares the resources that the node reserves with the usage of whatever serves it outside pods.
 func (w *node) reserve() *Reserve {
 	r := &Reserve{Capacity: w.Capacity, Allocatable: w.Allocatable}
 	r.Reserved.CPUs = known.Sum(w.Capacity.CPUs, known.Minus(w.Allocatable.CPUs))
@@ -537,8 +541,8 @@ func (w *node) reserve() *Reserve {
 	}
 	w.perCPU(&own)
 	w.perCPU(&unnamed)
-	// used returns a figure of what serves the node. It is unknown if nothing is known to serve the node, or if what no
-	// rule names, which may serve it too, would not fit into the suggestion.
+	// used returns a figure of the infrastructure that serves the node. It is nil if no usage is known to serve the node,
+	// or if the usage that no rule names, some of which may also serve the node, would not fit within the headroom.
 	used := func(f int, headroom float64) *int64 {
 		switch n, more := own.gross()[f], unnamed.gross()[f]; {
 		case own.unknown[f] > 0:
@@ -561,8 +565,8 @@ func (w *node) reserve() *Reserve {
 	return r
 }
 
-// foreignWarnings adds the warnings of the node's ledger, once for each code, and warns if samples could not split much
-// of its eBPF time.
+// foreignWarnings adds the warnings of the node's ledger, once for each code, and warns if eBPF run time that samples
+// could not split is more than 1 % of the node's CPU time.
 func (w *node) foreignWarnings() {
 	seen := map[string]bool{}
 	for _, x := range w.l.Warnings {

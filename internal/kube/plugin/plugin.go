@@ -82,8 +82,8 @@ func Command() *cobra.Command {
 	return root
 }
 
-// inheritedFlags matches the part of cobra's template that lists kubectl's flags. They are well known and outnumber
-// those of any command, so only the root command lists them.
+// inheritedFlags matches the part of cobra's template that lists kubectl's flags. They are well known and outnumber the
+// flags of any command, so only the root command lists them.
 var inheritedFlags = regexp.MustCompile(`Global Flags:\n\{\{[^}]*\}\}`)
 
 const connectionFlags = `The cluster is chosen as with kubectl, by --context, --kubeconfig, -n and so on;
@@ -100,8 +100,8 @@ type connection struct {
 var credentials = []string{clientcmd.FlagBearerToken, clientcmd.FlagUsername, clientcmd.FlagPassword,
 	clientcmd.FlagProxyURL}
 
-// unrecorded returns the names of the flags that the record of a run must not have: credentials, and --server if it
-// contains some, as in https://user:password@host.
+// unrecorded returns the names of the flags that the record of a run must not have: credentials, and --server if its
+// address contains a user name or password, as in https://user:password@host.
 func (c *connection) unrecorded() []string {
 	if strings.Contains(c.overrides.ClusterInfo.Server, "@") {
 		return append(slices.Clone(credentials), clientcmd.FlagAPIServer)

@@ -58,7 +58,7 @@ func openPlace(place int, path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Read opens a regular file with Open and reads it. It fails if the file is larger than the limit most, in bytes, which
+// Read opens a regular file with Open and reads it. It fails if the file is larger than most, a number of bytes that
 // must be at least 1 KiB.
 func Read(path string, most int64) ([]byte, error) {
 	f, err := Open(path)
@@ -69,7 +69,7 @@ func Read(path string, most int64) ([]byte, error) {
 	return readBounded(f, most)
 }
 
-// readBounded reads a whole file. It fails if the file is larger than the limit most, in bytes.
+// readBounded reads a whole file. It fails if the file has more bytes than most.
 func readBounded(f *os.File, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil || int64(len(data)) <= most {

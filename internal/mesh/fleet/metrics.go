@@ -24,7 +24,8 @@ func (guest) Gates() []*measured.Gate { return []*measured.Gate{gateEnds} }
 
 const ofChange = "From when the control plane gets a change of one service's endpoints "
 
-// metrics are the metrics of the load.
+// metrics are the times to propagate a change, a rollout or a reconnection, and the CPU time and bytes that each costs
+// the control plane.
 var metrics = slices.Concat(
 	timed(histogramFirst, "", ofChange+"until the first of the proxies concerned has the response"),
 	timed(histogramMedian, "", "The same until half of them have it"),

@@ -71,9 +71,9 @@ type request struct {
 	Do      string
 	Family  int            // of the socket: unix.AF_INET, unix.AF_INET6
 	To      netip.AddrPort // an AF_INET6 socket takes IPv4 as IPv4-mapped
-	From    netip.AddrPort // what the socket is bound to, if anything
+	From    netip.AddrPort // the address that the socket is bound to, if any
 	N       int
-	Others  []netip.AddrPort // udp-many: to these as well, from the same socket
+	Others  []netip.AddrPort // udp-many: further destinations, from the same socket
 	Timeout time.Duration    // of each connection
 }
 
@@ -236,7 +236,7 @@ func (a answer) sendTo(fd, family int, to netip.AddrPort) error {
 	return a.exchange(fd, func() error { return unix.Sendto(fd, []byte("hello"), 0, sockaddr(family, to)) })
 }
 
-// exchange sends and receives the reply.
+// exchange calls send, then receives the reply.
 func (a answer) exchange(fd int, send func() error) error {
 	if err := send(); err != nil {
 		return fmt.Errorf("send: %w", err)
@@ -443,7 +443,7 @@ func (p *plane) set(t testing.TB, services ...Service) {
 	}
 }
 
-// apply makes a change.
+// apply applies a change directly, bypassing the source.
 func (p *plane) apply(t testing.TB, c mesh.Change) {
 	t.Helper()
 	if _, err := p.Apply(context.Background(), c); err != nil {
@@ -457,13 +457,13 @@ type clusterCounts struct {
 	Opened, Established, Closed, Failed uint64 // TCP connections
 }
 
-// since returns what was counted after an earlier reading.
+// since returns the counts since an earlier reading.
 func (c clusterCounts) since(before clusterCounts) clusterCounts {
 	return clusterCounts{c.Matched - before.Matched, c.NoEndpoint - before.NoEndpoint, c.Overflow - before.Overflow,
 		c.Opened - before.Opened, c.Established - before.Established, c.Closed - before.Closed, c.Failed - before.Failed}
 }
 
-// cluster returns everything that was counted for a cluster's number.
+// cluster returns the counts of the named cluster, summed over all copies of its counters.
 func (p *plane) cluster(t testing.TB, name string) clusterCounts {
 	t.Helper()
 	id, there := p.DataPlane.clusters[name]

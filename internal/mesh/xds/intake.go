@@ -34,7 +34,7 @@ func newIntake(l Limits, to *state) intake {
 	return s
 }
 
-// taken holds the data by which the client recognizes a resource that it has accepted when it is sent again.
+// taken describes an accepted resource, so that the client recognizes it when it is sent again.
 type taken struct {
 	sum     digest
 	size    int // received bytes
@@ -184,7 +184,7 @@ func (s *intake) read(k Kind, it *item) {
 // maxExpansion is the maximum ratio of an assignment's memory to its encoded length.
 const maxExpansion = 8
 
-// parse decodes a resource.
+// parse does the decoding for read and stage, large resources one at a time, and sets the exact cost of endpoints.
 func (s *intake) parse(k Kind, it *item) {
 	p := &it.read
 	if len(it.value) > largeResource {
@@ -199,7 +199,7 @@ func (s *intake) parse(k Kind, it *item) {
 	}
 }
 
-// stage stages one resource, so that it is wanted.
+// stage checks one resource and, if it is acceptable and changed, makes it part of the wanted state; o can undo that.
 func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err error) {
 	name := it.read.name
 	before := len(seen)

@@ -295,7 +295,7 @@ func (d *doubtful) addWarnings(s *Summary) {
 	}
 }
 
-// take adds the values of an attempt that are valid and that no earlier attempt had. The generator's lag is taken from
+// take adds the valid values of an attempt for metrics that no earlier attempt had. The generator's lag is taken from
 // the same attempt as the latency. It also returns the number of histograms that could not be read.
 func (v *values) take(trial record.Trial, defined metric.Set) (r reading, unreadable int) {
 	if trial.Validity.Failed != "" {
@@ -342,23 +342,23 @@ func attemptsOf(trials []record.Trial) [][]record.Trial {
 	return sorted
 }
 
-// Metrics returns the values of one trial by metric: those that it recorded, save those that its version of Tare got
-// wrong, and the quantiles of latency for which its histograms have enough samples. The error is about histograms that
-// cannot be read; the other values are valid nevertheless.
+// Metrics returns the values of one trial by metric: the recorded ones, except those that the recording version of Tare
+// got wrong, and the quantiles of latency for which its histograms have enough samples. The error is about histograms
+// that cannot be read; the other values are valid nevertheless.
 func Metrics(trial record.Trial, defined metric.Set) (map[string]float64, error) {
 	r, err := readingOf(trial, defined)
 	return r.metrics, err
 }
 
-// reading is what the record of a trial says: its values by metric, and why it has none of other metrics that it
-// measured.
+// reading is what the record of a trial says: its values by metric, and for each metric that was measured but has no
+// value, the reason.
 type reading struct {
 	metrics map[string]float64
 	lost    map[string]record.Reason
 }
 
-// readingOf returns the values that Metrics returns, and the reasons why others are missing. Quantiles come from the
-// histograms, whatever was recorded: earlier versions left unanswered requests out.
+// readingOf returns the values that Metrics returns, and the reasons why others are missing. Quantiles are computed
+// from the histograms even if they were recorded, because earlier versions left unanswered requests out.
 func readingOf(trial record.Trial, defined metric.Set) (reading, error) {
 	quantiles, among, err := quantilesOf(trial, load.Latency, defined)
 	r := reading{metrics: quantiles, lost: map[string]record.Reason{}}
@@ -379,9 +379,9 @@ func readingOf(trial record.Trial, defined metric.Set) (reading, error) {
 	return r, err
 }
 
-// reliable reports whether a value of a trial may be taken over. A value that depends on the number of answers in the
-// window may not, if the version of Tare that recorded it did not count them. A value of 0 always may: it is 0 whatever
-// that number was.
+// reliable reports whether a recorded value can be used. One that depends on the number of answers in the window
+// cannot, if the recording version of Tare did not count answers, unless it is 0, which is right for any number of
+// answers.
 func reliable(d metric.Definition, v float64, t record.Trial) bool {
 	return v == 0 || !d.Answers || load.AnswersKnown(t.Loads)
 }

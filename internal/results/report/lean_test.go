@@ -10,7 +10,7 @@ import (
 	"tare/internal/results/report"
 )
 
-// TestLeanRecord: no report uses the details of trials that are left out when a record is read.
+// TestLeanRecord: reading a record without the details that ReadLean leaves out changes no report.
 func TestLeanRecord(t *testing.T) {
 	for name, make := range cases() {
 		run, trials := make()

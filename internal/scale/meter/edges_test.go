@@ -155,7 +155,7 @@ func TestKernelThreadInAGroup(t *testing.T) {
 	for path, want := range map[string]map[string]float64{
 		"/unit":    {ledger.LineGroups: 6, ledger.LineKernel: 0},
 		"/":        {ledger.LineGroups: 6, ledger.LineKernel: 6},
-		"/unknown": {ledger.LineGroups: 6, ledger.LineKernel: 6}, // no group has it
+		"/unknown": {ledger.LineGroups: 6, ledger.LineKernel: 6}, // there is no such group
 	} {
 		a, root, counters := fakeGroups(t)
 		writeUnder(t, root, "proc/7/stat", "7 (vhost-6) S 2 0 0 0 -1 2097152 0 0 0 0 0 0 0 0 20 0 1 0 100 0 0") // PF_KTHREAD
@@ -189,8 +189,8 @@ func TestACounterThatWentBackIsNotKnown(t *testing.T) {
 }
 
 // TestCounterReset: the CPU time of a group whose counter was reset inside the window is unknown, even if the counter
-// has grown past its earlier value, and so is what cannot be separated from that time. It is known again in the next
-// window, and that of other groups always.
+// has grown past its earlier value, and so is the root group's, which cannot be computed without it. The next window
+// has both again; other groups are never affected.
 func TestCounterReset(t *testing.T) {
 	h := cpuHierarchy(t)
 	if h.V2 {
@@ -230,7 +230,7 @@ func TestCounterReset(t *testing.T) {
 	}
 }
 
-// TestTopGroupRemoved: on v1 the root's counter includes what a group used that was removed inside the window. A
+// TestTopGroupRemoved: on v1 the root's counter includes the usage of a group that was removed inside the window, and a
 // warning says so.
 func TestTopGroupRemoved(t *testing.T) {
 	if cpuHierarchy(t).V2 {
@@ -293,7 +293,7 @@ func TestManyCountersReset(t *testing.T) {
 	}
 }
 
-// TestTopGroupUnknown: the budget has the CPU time of groups below one whose own is unknown.
+// TestTopGroupUnknown: if a group's CPU time is unknown, the budget still counts that of the groups below it.
 func TestTopGroupUnknown(t *testing.T) {
 	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeV1}, groups: &cgroup.Reader{},
 		kernel: &proc.KernelThreads{}}, w: &Window{}, untold: true}
@@ -332,15 +332,15 @@ func TestHierarchiesThatDisagree(t *testing.T) {
 	if len(a.warnings) != 1 || a.warnings[0].Code != "hierarchies-overlap" || !cpu.Closes() {
 		t.Errorf("warnings %v, budget %+v", a.warnings, cpu)
 	}
-	// Counters that were read that far apart may differ by that much.
+	// If the edges take 1.1 s, the counters of two CPUs may differ by these 2 s without a warning.
 	a.warnings, a.w.first.took, a.last.took, l.Host.CPUs = nil, 100*time.Millisecond, time.Second, 2
 	if cpu = a.budget(l); len(a.warnings) > 0 || !cpu.Closes() {
 		t.Errorf("with edges of 1.1 s: warnings %v, budget %+v", a.warnings, cpu)
 	}
 }
 
-// TestGroupsMadeInTheWindow: a group created in the window has its age, and if it was created again under the same
-// name, a warning says that its counters started from 0.
+// TestGroupsMadeInTheWindow: a group created in the window has its time of creation (Began), and if it was created
+// again under the same name, a warning says that its counters started from 0.
 func TestGroupsMadeInTheWindow(t *testing.T) {
 	m := meter(t, Options{SampleHz: -1, NoWitness: true})
 	h, ok := m.layout.CPU()
@@ -371,7 +371,8 @@ func TestGroupsMadeInTheWindow(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		for _, name := range []string{"again", "new"} { // as those who create groups do
+		// kernfs dates an inode at its first lookup, and whoever creates a group soon looks it up.
+		for _, name := range []string{"again", "new"} {
 			if _, err := os.Stat(dir(name)); err != nil {
 				t.Error(err)
 			}
@@ -381,7 +382,7 @@ func TestGroupsMadeInTheWindow(t *testing.T) {
 	began := map[string][]*float64{}
 	for _, g := range l.Cgroups {
 		began[g.Path] = append(began[g.Path], g.Began)
-		// Groups of others may be removed between these two readings.
+		// Only this test's groups: another program's may be removed after its CPU time was read at the edge.
 		if g.Vanished && g.CPUSeconds != nil && strings.HasSuffix(g.Path, fmt.Sprint("-", os.Getpid())) {
 			t.Errorf("%s has vanished and used %v s", g.Path, *g.CPUSeconds)
 		}
@@ -445,8 +446,8 @@ func TestAProcessThatWasMovedToTheRoot(t *testing.T) {
 	}
 }
 
-// TestReusedPIDInTheRoot: a process in the root group that began in the window is charged all of its CPU time, whatever
-// the process had used that had its PID at the first edge.
+// TestReusedPIDInTheRoot: a process in the root group that began in the window is charged all of its CPU time, no
+// matter how much the process that had the same PID at the first edge had used.
 func TestReusedPIDInTheRoot(t *testing.T) {
 	m := &Meter{}
 	a := account{m: m, w: &Window{m: m}}
@@ -547,7 +548,8 @@ func TestSoleGroup(t *testing.T) {
 	}
 }
 
-// A window ends in time even if finding and reading all control groups takes long: what it measures has ended by then.
+// A window ends on time even if finding and reading all control groups takes long, because the work being measured has
+// ended by the time they are read.
 func TestWindowEndsInTime(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a real processor: it compares two times, in which an emulated one stands still")
@@ -598,7 +600,7 @@ func TestWindowEndsInTime(t *testing.T) {
 	}
 }
 
-// TestWindowOfACancelledContext: the window is closed, and what it switched on is off again.
+// TestWindowOfACancelledContext: the window is closed, and everything that it switched on is off again.
 func TestWindowOfACancelledContext(t *testing.T) {
 	m := meter(t, Options{})
 	w, err := m.Open()
@@ -619,8 +621,8 @@ func TestWindowOfACancelledContext(t *testing.T) {
 	}
 }
 
-// TestSelfOfProgramsGone: a program that was gone before the window opened did not run in it, and what statistics cost
-// for its earlier runs is not a cost of the window.
+// TestSelfOfProgramsGone: a program that was gone before the window opened did not run in it, and the cost of
+// statistics for its earlier runs is not a cost of the window.
 func TestSelfOfProgramsGone(t *testing.T) {
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {

@@ -22,9 +22,9 @@ const (
 	rereadProcessAfter  = int64(100e6) // ns, the least time between two readings of a process
 )
 
-// Stacks samples what runs on all CPUs, kernel and user code, for a profile. It has a separate sampler, so the one
-// that divides the time of eBPF programs is not affected. Samples are triggered by a clock: code that runs with
-// interrupts disabled is seen at the place that enables them.
+// Stacks samples the code that runs on all CPUs, in the kernel and in user space, for a profile. It has its own
+// sampler, so the sampler that divides the time of eBPF programs is not affected. Samples are triggered by a clock:
+// code that runs with interrupts disabled is seen at the place that enables them.
 type Stacks struct {
 	sampler *perf.Sampler
 	locator *locator

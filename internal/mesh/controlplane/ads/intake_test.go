@@ -197,8 +197,7 @@ func openStream(c net.Conn, id uint32, headers int) error {
 	return err
 }
 
-// TestSilentStreams: a stream ends if no request comes on it, or only the beginning of one. A stream that has made a
-// request stays open.
+// TestSilentStreams: a stream on which no request comes is ended. A stream that has made a request stays open.
 func TestSilentStreams(t *testing.T) {
 	s := New(Options{Patience: forEver})
 	s.begins = 50 * time.Millisecond

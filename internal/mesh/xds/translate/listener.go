@@ -49,9 +49,9 @@ type part struct {
 	fallback bool   // it is the default chain
 	reads    bool   // the content of connections selects it: server name, application protocol, TLS or not
 	tls      bool   // it terminates TLS
-	closed   string // why its connections must be refused; empty: they need not be
+	closed   string // why its connections must be refused; empty if they need not be
 	http     bool
-	route    string  // http: the name of its route configuration; empty: routes has it
+	route    string  // http: the name of its route configuration; empty if routes is set
 	routes   *Routes // http: its routes, if the listener contains them
 }
 

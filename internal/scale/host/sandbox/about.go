@@ -52,7 +52,7 @@ type NotFound struct {
 	// Absent lists the directories of the container's engine (of all engines, if the engine is unknown) if none of them
 	// exists, for example because Tare runs in a container where they are not mounted. It is empty if one exists.
 	Absent []string
-	Denied error // a file or directory without permission; nil if there is none
+	Denied error // the error for a file or directory that Tare lacks permission to read; nil if there is none
 }
 
 // maxNamespaces bounds the directories that match a wildcard, such as containerd's namespaces.
@@ -149,9 +149,8 @@ func (p *Places) expand(pattern string) ([]string, error) {
 	return names, err
 }
 
-// fixedPart returns the part of a directory, which may have wildcards, that must exist if its files can exist: what is
-// above the first wildcard. Below /run it is the engine's top directory, because the directories in it are created on
-// first use.
+// fixedPart returns the directory without which no file can match dir, a pattern: the part above its first wildcard.
+// Below /run it is the engine's top directory, because the directories in it are created on first use.
 func fixedPart(dir string) string {
 	elements := strings.Split(dir, "/")
 	if i := slices.IndexFunc(elements, func(e string) bool { return strings.ContainsAny(e, `*?[\{`) }); i >= 0 {
