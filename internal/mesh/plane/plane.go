@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -362,10 +363,13 @@ func endpoints(service, change int) []proxyconfig.Endpoint {
 
 // serve listens, calls ready, and serves until ctx ends.
 func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err error) {
-	if o.envoys > 0 {
-		if o.listen, err = process.FreeAddresses(o.envoys); err != nil {
+	for range o.envoys {
+		r, err := process.Reserve(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+		if err != nil {
 			return err
 		}
+		defer r.Release() // the Envoys have ended, or listen
+		o.listen = append(o.listen, r.Address)
 	}
 	of := map[string]func(context.Context) (served, error){programTare: o.tare, programSnapshot: o.cached,
 		programIstiod: o.istiod}

@@ -141,7 +141,7 @@ func (j *joined) know(p *Place, applications int) error {
 		if err != nil {
 			return err
 		}
-		if _, port, err = net.SplitHostPort(r.address); err != nil {
+		if _, port, err = net.SplitHostPort(r.Address); err != nil {
 			return err
 		}
 	}

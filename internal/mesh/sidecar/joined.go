@@ -35,7 +35,7 @@ type joined struct {
 	pods    *redirect.Pods // nil: everything is in the host's network
 	rules   *redirect.Rules
 	files   *files.Scratch
-	held    []*reservation
+	held    []*process.Reservation
 	entry   map[string]string // by application: the address that loads use
 	proxies []*one            // the server's proxies before the client's
 
@@ -174,7 +174,7 @@ func (j *joined) plan(app, address, program string) error {
 		p := Place{
 			Component: component, App: app, Options: j.part.Options, Self: j.trial.Self(), Program: program,
 			Dir:    filepath.Join(j.files.Path(), component+"-"+app),
-			Listen: r.address, To: to, From: from, Dial: j.dialer(component),
+			Listen: r.Address, To: to, From: from, Dial: j.dialer(component),
 			Transparent: component == Server && from != "" && redirect.Unchanged(wayOf(j.part.Options)),
 			AcceptTLS:   mtls && component == Server, DialTLS: mtls && component == Client,
 			Identity: own,
@@ -201,7 +201,7 @@ func (j *joined) plan(app, address, program string) error {
 			return err
 		}
 		j.proxies = append(j.proxies, &one{place: p})
-		if to = r.address; from != "" {
+		if to = r.Address; from != "" {
 			to = from
 		}
 	}
@@ -447,7 +447,7 @@ func (j *joined) Close() error {
 		}
 	}
 	for _, r := range j.held {
-		r.release()
+		r.Release()
 	}
 	j.held = nil
 	err := errors.Join(j.rules.Close(), j.pods.Close())

@@ -15,6 +15,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/link"
+	"tare/internal/experiment/process"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
@@ -94,9 +95,9 @@ func (j *joined) host(component string) netip.Addr {
 var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
 // reserve reserves a port for a component in its network.
-func (j *joined) reserve(component string) (r *reservation, err error) {
+func (j *joined) reserve(component string) (r *process.Reservation, err error) {
 	hold := func() error {
-		r, err = reserve(j.host(component))
+		r, err = process.Reserve(j.host(component))
 		return err
 	}
 	if pod := j.pod(component); pod != nil {

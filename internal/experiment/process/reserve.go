@@ -1,4 +1,4 @@
-package sidecar
+package process
 
 import (
 	"fmt"
@@ -8,21 +8,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reservation reserves a TCP port of an address for a process that will listen there.
+// Reservation reserves a TCP port of an address for a process that will listen there.
 //
 // The socket is bound and does not listen. The kernel then does not choose the port when a process asks for any free
 // port, neither to bind (inet_csk_find_open_port in net/ipv4/inet_connection_sock.c treats two sockets with
 // SO_REUSEADDR as a conflict there) nor to connect (__inet_hash_connect in net/ipv4/inet_hashtables.c skips ports that
 // are bound). A process that names the port and sets SO_REUSEADDR can bind it and listen, as long as no other process
 // does (inet_bind_conflict), and gets the connections. Until then connections are refused.
-type reservation struct {
-	fd      int
-	address string
+type Reservation struct {
+	Address string // host:port
+
+	fd int
 }
 
-// reserve reserves a free port of an IPv4 address, in the network namespace of this thread.
-func reserve(host netip.Addr) (*reservation, error) {
-	fail := func(fd int, err error) (*reservation, error) {
+// Reserve reserves a free port of an IPv4 address, in the network namespace of this thread.
+func Reserve(host netip.Addr) (*Reservation, error) {
+	fail := func(fd int, err error) (*Reservation, error) {
 		if fd >= 0 {
 			_ = unix.Close(fd) // nothing was sent
 		}
@@ -43,8 +44,8 @@ func reserve(host netip.Addr) (*reservation, error) {
 		return fail(fd, err)
 	}
 	port := at.(*unix.SockaddrInet4).Port
-	return &reservation{fd, netip.AddrPortFrom(host, uint16(port)).String()}, nil
+	return &Reservation{netip.AddrPortFrom(host, uint16(port)).String(), fd}, nil
 }
 
-// release releases the port.
-func (r *reservation) release() { _ = unix.Close(r.fd) } // nothing was sent
+// Release releases the port.
+func (r *Reservation) Release() { _ = unix.Close(r.fd) } // nothing was sent
