@@ -40,6 +40,7 @@ var (
 
 func newPlan() *cobra.Command {
 	var levels, node, prices string
+	var copies uint32
 	var ask plan.Ask
 	var show session.Show
 	c := &cobra.Command{
@@ -55,6 +56,7 @@ command that would measure it. Of several runs that have the same cost, one is u
 
 RUN is a run directory, or a directory that holds some.`,
 		Example: `  tare plan tare-run-mesh-rate-20260102-030405 --for rate=2000
+  tare plan DIR --for rate=100 --copies 200 --node cpus=4,memory=16GiB
   tare plan rate/ services/ --for rate=2000,services=500 --arm envoy --node cpus=4,memory=16GiB
   tare plan DIR --for services=5000 --prices cpu=0.03,memory=0.004 --format json`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -86,7 +88,10 @@ RUN is a run directory, or a directory that holds some.`,
 				}
 				ask.Prices = &plan.Prices{CPU: v.Float("cpu"), Memory: v.Float("memory")}
 			}
-			ask.Measure = measureCommand
+			if copies == 0 {
+				return fault.New(fault.Usage, "--copies", "such as --copies 200", "it must be at least 1")
+			}
+			ask.Copies, ask.Measure = float64(copies), measureCommand
 			return promptly(cmd.Context(), func() error {
 				var sources []comparison.Source
 				for _, dir := range args {
@@ -106,6 +111,7 @@ RUN is a run directory, or a directory that holds some.`,
 		},
 	}
 	c.Flags().StringVar(&levels, "for", "", "levels of factors to plan for, such as rate=2000,services=500")
+	c.Flags().Uint32Var(&copies, "copies", 1, "how many there are, such as pods, each with the load of --for")
 	c.Flags().StringVar(&ask.Arm, "arm", "", "arm to plan; default: all that have a subject")
 	c.Flags().StringVar(&node, "node", "",
 		"free capacity of a node, such as cpus=4,memory=16GiB; prints how many are needed")

@@ -65,7 +65,10 @@ func armOf(name string, uses []use, unplanned []Unplanned, ask Ask) Arm {
 		if broken[unit] {
 			return nil
 		}
-		return totals[unit]
+		if t := totals[unit]; t != nil {
+			return new(t.times(ask.Copies))
+		}
+		return nil
 	}
 	a.CPUs, a.Memory = total(quantity.CPUs), total(quantity.Bytes)
 	if a.CPUs != nil && a.Memory != nil {

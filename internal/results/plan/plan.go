@@ -30,6 +30,7 @@ const Schema = "tare.plan/v1"
 // Ask is the question that a plan answers.
 type Ask struct {
 	For    map[string]float64 // levels by factor: its full name, or its last part if that is unique
+	Copies float64            // how many there are, such as pods, each with the load of For; 0 means 1
 	Arm    string             // empty: all except the twin and a baseline without a subject
 	Node   *Size              // nil: no number of nodes
 	Prices *Prices            // nil: no price
@@ -56,6 +57,7 @@ type Prices struct {
 type Plan struct {
 	Schema     string             `json:"schema"`
 	For        map[string]float64 `json:"for"`
+	Copies     float64            `json:"copies"`     // totals, nodes and prices are of all copies, parts of one
 	Confidence float64            `json:"confidence"` // of intervals, which are for a trial in a new block
 	Arms       []Arm              `json:"arms"`
 	Beyond     []Beyond           `json:"beyond,omitempty"` // levels outside of the measured range
@@ -64,7 +66,9 @@ type Plan struct {
 	Warnings   []string           `json:"warnings,omitempty"`
 }
 
-// Arm is the plan of one variant. A total is nil if a part of it is unplanned.
+// Arm is the plan of one variant. A total is nil if a part of it is unplanned. Totals are of all copies, and both ends
+// of their intervals are those of one copy times the number of copies. Such an interval is wider than it needs to be:
+// trials scatter independently, and only the error of the line is common to all copies.
 type Arm struct {
 	Arm       string      `json:"arm"`
 	Parts     []Part      `json:"parts"`
@@ -201,7 +205,8 @@ func (u use) rank() int {
 // Make makes a plan from runs. Of several models of a cost it uses the one with the lowest rank, or the first of
 // these. It rejects levels outside of the range of a model, unless ask.Beyond allows them.
 func Make(sources []comparison.Source, ask Ask) (*Plan, error) {
-	p := &Plan{Schema: Schema, For: ask.For, Confidence: stats.Confidence, Arms: []Arm{}}
+	ask.Copies = cmp.Or(ask.Copies, 1)
+	p := &Plan{Schema: Schema, For: ask.For, Copies: ask.Copies, Confidence: stats.Confidence, Arms: []Arm{}}
 	for _, s := range sources {
 		switch {
 		case !s.Summary.Valid:

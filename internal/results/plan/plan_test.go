@@ -94,6 +94,21 @@ func TestMake(t *testing.T) {
 	}
 	near(t, "money", a.PerHour.Value, 2*a.CPUs.Value+4*a.Memory.Value/gib, 1e-9)
 	near(t, "most money", a.PerHour.Hi, 2*a.CPUs.Hi+4*a.Memory.Hi/gib, 1e-9)
+
+	all, err := Make([]comparison.Source{usual().source(t)}, Ask{Copies: 100,
+		For: map[string]float64{"rate": 600}, Node: &Size{CPUs: 0.25, MemoryBytes: gib}, Prices: &Prices{CPU: 2, Memory: 4},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := all.Arms[0]
+	near(t, "CPUs of 100", of.CPUs.Value, 100*a.CPUs.Value, 1e-9)
+	near(t, "at least", of.CPUs.Lo, 100*a.CPUs.Lo, 1e-9)
+	near(t, "at most", of.CPUs.Hi, 100*a.CPUs.Hi, 1e-9)
+	near(t, "memory of 100", of.Memory.Value, 100*a.Memory.Value, 1e-9)
+	near(t, "nodes of 100", of.Node.Count, math.Ceil(100*a.CPUs.Hi/0.25), 1e-9)
+	near(t, "money of 100", of.PerHour.Value, 100*a.PerHour.Value, 1e-9)
+	near(t, "a part of one", of.Parts[0].CPUs.Value, a.Parts[0].CPUs.Value, 1e-9)
 }
 
 // TestBeyond: levels outside of the measured range are refused, or named in the plan if Ask.Beyond allows them.

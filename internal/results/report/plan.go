@@ -68,6 +68,9 @@ func planSentence(p *plan.Plan, a plan.Arm) string {
 		memory = planAmount(*a.Memory, quantity.Bytes) + " of memory"
 	}
 	said := fmt.Sprintf("%s at %s needs %s and %s", a.Arm, strings.Join(asked, ", "), cpus, memory)
+	if p.Copies > 1 {
+		said += fmt.Sprintf(" for all %s copies (below: for one)", asSet(p.Copies))
+	}
 	if n := a.Node; n != nil {
 		said += fmt.Sprintf(": %s of %s CPUs and %.4g GiB (filled by %s first; %.0f at the mean)",
 			quantity.Counted(int(min(n.Count, math.MaxInt32)), "node"), asSet(n.CPUs), n.MemoryBytes/(1<<30), n.Bound, n.AtMean)
