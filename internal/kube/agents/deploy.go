@@ -356,9 +356,10 @@ var ownedResources = []schema.GroupVersionResource{
 
 // Leftover is a set of temporary agents, or the objects of an experiment, in the cluster.
 type Leftover struct {
-	Job        // has no UID if it is gone, and only other objects are left
-	Run   bool // an experiment's objects, not agents
-	Ended bool // their lifetime is over or they were removed, so the cluster should have removed them
+	Job          // has no UID if it is gone, and only other objects are left
+	Run   bool   // an experiment's objects, not agents
+	Of    string // of agents, the NAMESPACE/NAME of the run that has started them; empty if none has, or their Job is gone
+	Ended bool   // their lifetime is over or they were removed, so the cluster should have removed them
 
 	objects []object // if the Job is gone
 }
@@ -403,7 +404,8 @@ func (c *Cluster) Leftovers(ctx context.Context, namespace string) (all []*Lefto
 	seen := map[[2]string]*Leftover{} // by namespace and name of the Job
 	for i := range jobs.Items {
 		m := &jobs.Items[i].ObjectMeta
-		l := &Leftover{Job: Job{m.Namespace, m.Name, m.UID}, Run: m.Labels[nameLabel] == RunName}
+		l := &Leftover{Job: Job{m.Namespace, m.Name, m.UID}, Run: m.Labels[nameLabel] == RunName,
+			Of: m.Annotations[runKey]}
 		seen[[2]string{m.Namespace, m.Name}] = l
 		seconds, err := strconv.Atoi(m.Annotations[lifetimeKey])
 		if err != nil { // MakeOwner has not made it

@@ -3,11 +3,14 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/lib/usage"
+	"tare/internal/kube/agents"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/text"
 )
 
 func init() { register(newClean) }
@@ -15,21 +18,25 @@ func init() { register(newClean) }
 func newClean(c *connection) *cobra.Command {
 	var all, dryRun bool
 	cmd := &cobra.Command{
-		Use:   "clean",
+		Use:   "clean [NAME...]",
 		Short: "Remove temporary agents and pods of experiments that a cluster has not removed by itself",
 		Long: `Clean removes temporary agents, and pods of experiments, whose time is over. The cluster removes those by itself,
-unless its controller for Jobs is off. With --all it also removes those whose time is not over, which may be in use.
-What 'kubectl tare install' has installed stays.
+unless its controller for Jobs is off. With the NAME of a run or of agents, it removes these, even if they are in use.
+With --all it removes everybody's: all runs and all temporary agents of the cluster, or of the namespace of -n, also
+those that are in use. What 'kubectl tare install' has installed stays.
 
 All objects of an experiment, and of temporary agents, belong to one Job. Clean also removes those whose Job is gone,
 such as Secrets, if you may list and delete them; otherwise it names what it has not looked for.
 
 Where the cluster's garbage collector is off, something is left: clean names it, with the command that removes it, and
 its exit code is 3.`,
-		Example: `  kubectl tare clean --dry-run
-  kubectl tare clean --all`,
-		Args: usage.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Example: `  # see what there is
+  kubectl tare clean --dry-run
+  # remove one run with its agents
+  kubectl tare clean tare-x3k5a2
+  # remove all runs of a namespace with their agents
+  kubectl tare clean -n tare-experiments --all`,
+		RunE: func(cmd *cobra.Command, names []string) error {
 			client, err := c.open()
 			if err != nil {
 				return err
@@ -46,6 +53,10 @@ its exit code is 3.`,
 			if dryRun {
 				removed = "would remove"
 			}
+			if left, err = chosen(left, c.overrides.Context.Namespace, names); err != nil {
+				return err
+			}
+			all := all || len(names) > 0
 			var errs []error
 			for _, l := range left {
 				switch {
@@ -70,7 +81,33 @@ its exit code is 3.`,
 			return errors.Join(errs...)
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "also remove those whose time is not over")
+	cmd.Flags().BoolVar(&all, "all", false, "also remove what is in use, whoever uses it")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "list what would be removed, and change nothing")
 	return cmd
+}
+
+// chosen returns the leftovers of a namespace, or of all if namespace is empty, that have one of the names, or any if
+// there are no names. The agents of a run are also found by the run's namespace and name.
+func chosen(all []*agents.Leftover, namespace string, names []string) (left []*agents.Leftover, err error) {
+	found := map[string]bool{}
+	for _, l := range all {
+		in, run, _ := strings.Cut(l.Of, "/")
+		if namespace != "" && l.Namespace != namespace && in != namespace {
+			continue
+		}
+		found[l.Name] = true
+		if run != "" {
+			found[run] = true
+		}
+		if len(names) == 0 || slices.Contains(names, l.Name) || slices.Contains(names, run) {
+			left = append(left, l)
+		}
+	}
+	for _, name := range names {
+		if !found[name] {
+			return nil, fault.New(fault.Usage, text.Clip(name), "kubectl tare clean --dry-run",
+				"no run or agents of this name are left")
+		}
+	}
+	return left, nil
 }

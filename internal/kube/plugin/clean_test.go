@@ -395,6 +395,39 @@ func TestCleanOrphans(t *testing.T) {
 		"rolebindings/shop/credentials")
 }
 
+// TestCleanChosen: -n and names limit what clean removes, in both cases with the agents of the runs. A name is enough
+// to remove what is in use.
+func TestCleanChosen(t *testing.T) {
+	for args, wants := range map[string][]string{
+		"clean --all -n shop":                        {"jobs/bank/tare-bbbbbb", "jobs/kube-system/tare-agent-bbbbb"},
+		"clean tare-aaaaaa":                          {"jobs/bank/tare-bbbbbb", "jobs/kube-system/tare-agent-bbbbb"},
+		"clean tare-agent-bbbbb":                     {"jobs/bank/tare-bbbbbb", "jobs/shop/tare-aaaaaa", "jobs/kube-system/tare-agent-aaaaa"},
+		"clean tare-agent-bbbbb tare-bbbbbb -n bank": {"jobs/shop/tare-aaaaaa", "jobs/kube-system/tare-agent-aaaaa"},
+		"clean --all":                                nil,
+	} {
+		s := apiServer{}
+		for _, of := range []struct{ run, agents string }{{"shop/tare-aaaaaa", "tare-agent-aaaaa"},
+			{"bank/tare-bbbbbb", "tare-agent-bbbbb"}} {
+			s.addRun("jobs/"+of.run, "kube-system/"+of.agents)
+			s["jobs/"+of.run].SetCreationTimestamp(metav1.Now())
+			s.addOurs("jobs/kube-system/"+of.agents, "", "tare-agent-temporary", map[string]string{"tare/run": of.run}).
+				SetCreationTimestamp(metav1.Now())
+		}
+		if out, err := run(t, collected{s}, strings.Fields(args)...); err != nil {
+			t.Errorf("%s: %v\n%s", args, err, out)
+		}
+		s.has(t, wants...)
+	}
+	s := apiServer{}
+	s.addRun("jobs/shop/tare-aaaaaa", "")
+	for _, args := range [][]string{{"clean", "tare-bbbbbb"}, {"clean", ""}, {"clean", "tare-aaaaaa", "-n", "bank"}} {
+		if out, err := run(t, collected{s}, args...); fault.CodeOf(err) != fault.Usage {
+			t.Errorf("%q: %v\n%s", args, err, out)
+		}
+	}
+	s.has(t, "jobs/shop/tare-aaaaaa")
+}
+
 // TestCleanWithoutRights: clean says what it has not looked for, and removes the rest.
 func TestCleanWithoutRights(t *testing.T) {
 	s := apiServer{}
