@@ -58,15 +58,21 @@ func TestIstioChange(t *testing.T) {
 	p.changes(t, s, "istio")
 }
 
+// kernelmesh starts the reference data plane on each node, with an environment variable of its DaemonSet.
+func (p *plugin) kernelmesh(t *testing.T, env string) {
+	t.Helper()
+	_, kubectl := p.must(t)
+	kubectl("apply", "-f", "../../deploy/kubernetes/kernelmesh.yaml")
+	kubectl("-n", "tare-mesh", "set", "env", "daemonset/kernelmesh", "CGROUP=unified/kubepods", env) // of a hybrid machine
+	kubectl("-n", "tare-mesh", "rollout", "status", "daemonset/kernelmesh", "--timeout=120s")
+}
+
 // TestKernelmesh runs the ready-made experiment for kernelmesh under Istio's control plane in its quick form.
 func TestKernelmesh(t *testing.T) {
 	long.Test(t, "8 min: kernelmesh on each node, where TARE_ISTIO has Istio")
 	p := upWithIstio(t)
 	p.experiments(t)
-	_, kubectl := p.must(t)
-	kubectl("apply", "-f", "../../deploy/kubernetes/kernelmesh.yaml")
-	kubectl("-n", "tare-mesh", "set", "env", "daemonset/kernelmesh", "CGROUP=unified/kubepods") // of a hybrid machine
-	kubectl("-n", "tare-mesh", "rollout", "status", "daemonset/kernelmesh", "--timeout=120s")
+	p.kernelmesh(t, "STEPS=0")
 	s := p.readyMade(t, "cluster/kernelmesh", "-n", "tare-experiments")
 	p.changes(t, s, "kernelmesh")
 	of := map[string]float64{}
@@ -80,5 +86,55 @@ func TestKernelmesh(t *testing.T) {
 		if of[known] <= 0 {
 			t.Errorf("%s is %g", known, of[known])
 		}
+	}
+}
+
+// TestCPULimit runs the ready-made experiment for CPU limits in its quick form, with programs that take most of it: the
+// limit holds for the client and the programs together.
+func TestCPULimit(t *testing.T) {
+	long.Test(t, "8 min: pods with a CPU limit, and kernelmesh's programs, where TARE_ISTIO has Istio")
+	p := upWithIstio(t)
+	p.kernelmesh(t, "STEPS=65535")
+	s := p.readyMade(t, "cluster/cpu-limit")
+	levels := 0
+	for i := range s.Estimates {
+		e := &s.Estimates[i]
+		if e.Arm != "dataplane" {
+			continue
+		}
+		switch e.Metric {
+		case "limited_cpus":
+			levels++
+			if e.Value < 0.22 || e.Value > 0.28 { // a window is no multiple of the kernel's periods
+				t.Errorf("%v: the clients use %g CPUs of 0.25", e.Factors, e.Value)
+			}
+		case "limited_bpf_cpus":
+			if e.Value < 0.125 {
+				t.Errorf("%v: the programs have %g CPUs of that", e.Factors, e.Value)
+			}
+		}
+	}
+	if levels != 2 {
+		t.Errorf("%d levels", levels)
+	}
+}
+
+// TestSaturation runs the ready-made experiment for a saturated node in its quick form.
+func TestSaturation(t *testing.T) {
+	long.Test(t, "8 min: a saturated node with kernelmesh, where TARE_ISTIO has Istio")
+	p := istioOn(t, Options{MachineNodes: 1}) // two nodes on one machine would count its CPUs twice, and programs once
+	p.kernelmesh(t, "STEPS=0")
+	s := p.readyMade(t, "cluster/saturation")
+	levels := 0
+	for i := range s.Estimates {
+		if e := &s.Estimates[i]; e.Arm == "dataplane" && e.Metric == "bpf_cpu_share" {
+			levels++
+			if e.Value <= 0 || e.Value > 0.5 {
+				t.Errorf("%v: the programs take %g of the node", e.Factors, e.Value)
+			}
+		}
+	}
+	if levels != 2 {
+		t.Errorf("%d levels", levels)
 	}
 }

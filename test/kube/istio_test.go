@@ -43,12 +43,18 @@ spec: {mtls: {mode: STRICT}}
 // bin/istioctl, and images/pilot.tar and proxyv2.tar, named tare.test/NAME.
 func upWithIstio(t *testing.T) *plugin {
 	t.Helper()
+	return istioOn(t, Options{Nodes: 2})
+}
+
+// istioOn starts a cluster as upWithIstio does, with nodes of the caller's choice.
+func istioOn(t *testing.T, o Options) *plugin {
+	t.Helper()
 	dir := os.Getenv("TARE_ISTIO")
 	if dir == "" {
 		t.Skip("needs Istio: name in TARE_ISTIO a directory with its istioctl and images")
 	}
-	p := upWithPlugin(t, Options{Nodes: 2, Images: []string{filepath.Join(dir, "images/pilot.tar"),
-		filepath.Join(dir, "images/proxyv2.tar")}}, "kubectl-tare")
+	o.Images = []string{filepath.Join(dir, "images/pilot.tar"), filepath.Join(dir, "images/proxyv2.tar")}
+	p := upWithPlugin(t, o, "kubectl-tare")
 	apply, kubectl := p.must(t)
 	args := []string{"manifest", "generate", "--set", "profile=minimal"}
 	for _, set := range []string{"hub=tare.test", "tag=1.31.1", "values.global.imagePullPolicy=Never",

@@ -227,7 +227,8 @@ func (x *trial) group(name string, as measured.GroupRole, limits param.Values) (
 	if err != nil {
 		return nil, err
 	}
-	_, as.Limited = limits["cpus"]
+	as.Limit = limits.Float("cpus")
+	as.Limited = as.Limit > 0
 	x.groups[name], x.roles[g.Path()] = g, as
 	return g, nil
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/scale/ledger"
@@ -15,15 +16,34 @@ import (
 func limitedMeasurement(t *testing.T) *measured.Measured {
 	t.Helper()
 	m := goodMeasurement(t)
-	m.Setup.Loads["client"].Limits["cpus"] = "0.125"
 	for i := range m.Ledger.Cgroups {
 		if g := &m.Ledger.Cgroups[i]; g.Role == "load" {
 			g.Periods, g.ThrottledPeriods = ptr(uint64(20)), ptr(uint64(15))
 		}
 	}
+	limit(m, 0.125, 0)
 	m.Ledger.Host = ledger.Host{SamplerPeriod: ptr(0.002), IRQTime: ptr(false)}
 	m.Ledger.CPU = ledger.CPU{Capacity: 4, Idle: 0.8, Steal: 0.2}
 	return m
+}
+
+// limit gives the groups of the load and the application of goodMeasurement CPU limits; 0 is none.
+func limit(m *measured.Measured, load, app float64) {
+	roles := map[string]measured.GroupRole{}
+	for _, g := range m.Ledger.Cgroups {
+		switch r := (measured.GroupRole{Role: kind.Role(g.Role), Charged: g.Charged}); r.Role {
+		case kind.Load:
+			r.Limit, r.Limited = load, load > 0
+			roles[g.Path] = r
+		case kind.Application:
+			r.Limit, r.Limited = app, app > 0
+			roles[g.Path] = r
+		case kind.Subject:
+			r.Limit, r.Limited = 1, true // of no interest
+			roles[g.Path] = r
+		}
+	}
+	m.SetRoles(roles)
 }
 
 func TestLimitedMetrics(t *testing.T) {
@@ -53,10 +73,10 @@ func TestLimitedMetrics(t *testing.T) {
 		{"no counters of throttling", func(m *measured.Measured) { m.Ledger.Cgroups[5].Periods = nil },
 			map[string]float64{"limited_throttled_share": absent}},
 		{"no CPU counter of one of two", func(m *measured.Measured) {
-			m.Setup.Applications["server"].Limits["cpus"] = "1"
+			limit(m, 0.125, 1)
 			m.Ledger.Cgroups[6].CPUSeconds = nil
 		}, map[string]float64{"limited_most_share": absent, "limited_share": absent}},
-		{"no limit", func(m *measured.Measured) { delete(m.Setup.Loads["client"].Limits, "cpus") }, none},
+		{"no limit", func(m *measured.Measured) { limit(m, 0, 0) }, none},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := limitedMeasurement(t)

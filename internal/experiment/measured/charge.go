@@ -12,7 +12,8 @@ import (
 type GroupRole struct {
 	Role kind.Role
 	ledger.Charged
-	Limited bool // the spec gives it a CPU limit
+	Limited bool    // it may be throttled: it has a CPU limit on purpose
+	Limit   float64 // the CPU limit that the spec gives it, in CPUs; 0 if it has none
 }
 
 // Words describes the owner of the group called name, or returns "" if it has none.

@@ -1,8 +1,6 @@
 package measured
 
 import (
-	"path"
-
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/metric"
 	"tare/internal/lib/lists"
@@ -119,24 +117,13 @@ type limitedGroup struct {
 	limit float64 // in CPUs
 }
 
-// limited returns the groups with a CPU limit. Groups have the names of their parts.
+// limited returns the groups of applications and loads with a CPU limit. Limits of the subject are not of interest here.
 func (m *Measured) limited() []limitedGroup {
-	limits := map[string]float64{}
-	for _, sec := range m.Setup.Sections() {
-		if sec.Name == "arms" {
-			continue // limits of the subject are not of interest here
-		}
-		for name, p := range sec.Parts {
-			if l := p.Limits.Float("cpus"); l > 0 {
-				limits[name] = l
-			}
-		}
-	}
 	var groups []limitedGroup
 	for i := range m.Ledger.Cgroups {
 		g := &m.Ledger.Cgroups[i]
-		if l := limits[path.Base(g.Path)]; l > 0 && path.Dir(g.Path) == path.Join(m.Tree, kind.WorkGroup) {
-			groups = append(groups, limitedGroup{g, l})
+		if r := m.roles[g.Path]; r.Limit > 0 && r.Role != kind.Subject {
+			groups = append(groups, limitedGroup{g, r.Limit})
 		}
 	}
 	return groups

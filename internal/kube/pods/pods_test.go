@@ -282,6 +282,9 @@ func TestAccount(t *testing.T) {
 	if err := held.account(throttle(meshViews(false), container)); err != nil {
 		t.Fatal(err)
 	}
+	near("the limit", held.record.Metrics["limit_cpus"], 1)
+	near("what its pod uses of it", held.record.Metrics["limited_cpus"], 0.10)
+	near("as a part", held.record.Metrics["limited_share"], 0.10)
 	// The spec sets a limit for the server, and none for the client.
 	if r := held.record.Validity.Reasons; len(r) != 1 || !strings.Contains(r[0].Message, "/b/b/tare was throttled") {
 		t.Errorf("%+v", r)

@@ -735,7 +735,7 @@ func (x *trial) account(views []ledger.View) error {
 		l.Warn("nodes-without-window", "%s gave no window, and what a component uses there is in no figure: %s",
 			quantity.Counted(len(x.silent), "node"), strings.Join(x.silent, "; "))
 	}
-	rules, limited, err := x.rules()
+	rules, limits, err := x.rules()
 	if err != nil {
 		return err
 	}
@@ -757,9 +757,14 @@ func (x *trial) account(views []ledger.View) error {
 			continue
 		}
 		found[g.Charged] = true
-		// Subjects count as limited, because they have the limits with which they were installed.
-		roles[g.Path] = measured.GroupRole{Role: as, Charged: g.Charged,
-			Limited: as == kind.Subject || g.Name != nil && limited[g.Name.Pod]}
+		r := measured.GroupRole{Role: as, Charged: g.Charged}
+		if as == kind.Subject {
+			r.Limited = true // it may have a limit with which it was installed
+		} else if g.Name != nil {
+			r.Limit = limits[g.Name.Pod]
+			r.Limited = r.Limit > 0
+		}
+		roles[g.Path] = r
 	}
 	objects := objectsOf(l, found)
 	for i := range rules {
@@ -828,13 +833,13 @@ func (x *trial) join(views []ledger.View) *ledger.Ledger {
 }
 
 // rules returns the rules that charge the containers of the trial's pods, or all of these pods, to their parts, and
-// those of the subject. limited reports, by pod, whether its part has a CPU limit.
-func (x *trial) rules() (rules []charge.Rule, limited map[string]bool, err error) {
+// those of the subject. limits are the CPU limits of the pods' parts, by pod, in CPUs.
+func (x *trial) rules() (rules []charge.Rule, limits map[string]float64, err error) {
 	whole, err := wholePods(x.spec)
 	if err != nil {
 		return nil, nil, err
 	}
-	limited = map[string]bool{}
+	limits = map[string]float64{}
 	for name, of := range x.parts() {
 		pod := x.pods[name].Name
 		as := ledger.Charged{Charge: ledger.ChargeLoad}
@@ -855,7 +860,7 @@ func (x *trial) rules() (rules []charge.Rule, limited map[string]bool, err error
 			}
 		}
 		rules = append(rules, charge.Rule{Charged: as, Where: name, Patterns: in})
-		_, limited[pod] = of.Limits["cpus"]
+		limits[pod] = of.Limits.Float("cpus")
 	}
 	if x.marks != nil {
 		for _, r := range x.marks.Components {
@@ -867,7 +872,7 @@ func (x *trial) rules() (rules []charge.Rule, limited map[string]bool, err error
 			}
 		}
 	}
-	return rules, limited, nil
+	return rules, limits, nil
 }
 
 // clusterWide returns the first component of the arm's subject that may be on any node; "" if there is none.
