@@ -245,9 +245,10 @@ Tare needs Linux 5.8 or newer and control groups, v1, v2 or both, and most of it
 not](weigh.md#without-root)). It is not made for older kernels.
 The load ` + "`exec` and the subject `exectrace` need Linux 5.12, and `kernelmesh` (so `tare run quickstart`" + ` too) 5.18.
 Linux 6.1 is Debian 12's cloud kernel in a virtual machine that QEMU emulates (` + "`test/vm`" + `). Linux 6.18 is the kernel
-that Tare is developed on, in a Firecracker virtual machine without a performance counter, where all other tests run. No
-other kernel was tested. eBPF time by control group takes the features bpf-stats, bpf-addresses and sampling; without
-one of the last two, the totals stay exact.
+that Tare is developed on, in a Firecracker virtual machine without a performance counter, where all other tests run.
+No other kernel was tested. eBPF time by control group needs Linux 5.8, the JIT compiler, kernel.kptr_restrict below 2
+and no lockdown for confidentiality (features bpf-stats, bpf-addresses and sampling); it was tested on 6.1 and 6.18.
+Without bpf-addresses or sampling there is no split, and the totals stay exact.
 
 ## What tests showed
 
