@@ -53,7 +53,8 @@ func (s *scrapes) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s.writers.write(rw, a.Bytes())
 }
 
-// answer encodes what a request asks for, or returns the last answer if that is the same. The caller must release it.
+// answer returns the answer to a request. It encodes a new one, unless the last answer was to the same request and from
+// the same reading of the counters. The caller must release it.
 func (s *scrapes) answer(r *http.Request) *answer {
 	a := &answer{readers: 1, header: http.Header{}, status: http.StatusOK,
 		asked: slices.Concat(r.Header["Accept"], []string{""}, r.URL.Query()["name[]"])}
@@ -159,7 +160,8 @@ func (a *answer) keep(name string, p part) {
 	a.parts[name] = p
 }
 
-// copy takes a metric from another answer to the same request, and reports whether it was there at that version.
+// copy appends a metric from another answer, and reports whether it could: the other answer must be to the same request
+// and have the metric in the given version.
 func (a *answer) copy(of *answer, name string, version uint64) bool {
 	if of == nil || !slices.Equal(of.asked, a.asked) {
 		return false

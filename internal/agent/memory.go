@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// By how many percent the heap grows before garbage is collected. usualGrowth is Go's default: collecting garbage is
-// then a tenth of the agent's cost, and with 150 % the agent was 2 to 3 MB larger on a machine with 300 groups.
-// smallGrowth is for the times at which the agent is largest: while it parses the kernel's types at its start, and
-// while it has two meters.
+// The growth of the heap, in percent, after which garbage is collected (GOGC). usualGrowth is Go's default: with it,
+// collecting garbage is a tenth of the agent's cost. With 150 % the agent was 2 to 3 MB larger on a machine with 300
+// groups. smallGrowth is for the times at which the agent is largest: while it parses the kernel's types at its start,
+// and while it has two meters.
 const (
 	usualGrowth = 100
 	smallGrowth = 40

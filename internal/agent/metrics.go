@@ -49,7 +49,8 @@ const (
 	gauge   = dto.MetricType_GAUGE
 )
 
-// other is the label of the series that stands for everything without a series, because of --max-series.
+// other is the label value of the series that adds up everything that has no series of its own because of
+// --max-series.
 const other = "(other)"
 
 var (
@@ -401,7 +402,8 @@ func programValues(to []string, p live.Program) []string {
 	return append(to, chargeOf(p.Charged), p.Component, id(p.ID), p.Name, p.Type)
 }
 
-// countedValues is programValues of programs whose run time is known; the others have no series.
+// countedValues returns programValues for a program whose run time is known, and nil for any other, which has no
+// series.
 func countedValues(to []string, p live.Program) []string {
 	if !p.Counted {
 		return nil
@@ -433,8 +435,8 @@ func eachCount(v *view, c *live.Counts[live.ProgramKey], b *builder) {
 
 func id(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 
-// builder makes the messages of metrics, one metric at a time. A scrape has thousands of series, each of nine objects,
-// which are reused for the next metric and the next scrape.
+// builder makes the protobuf messages of metrics, one metric at a time. A scrape has thousands of series, and each
+// series has nine objects, so builder reuses the objects for the next metric and the next scrape.
 type builder struct {
 	created *timestamppb.Timestamp
 	m       *metric
@@ -458,7 +460,8 @@ const renewal = 64
 // maxLabels is the most labels that a metric has.
 const maxLabels = 8
 
-// versions holds, for metrics that often stay the same between readings, a number that changes whenever the series do.
+// versions has the metrics that often stay the same between readings, by name, with functions that return the version
+// of a metric: a number that changes whenever its series do.
 var versions = map[string]func(*view) uint64{
 	"tare_group_memory_bytes": func(v *view) uint64 { return v.MemoryVersion() },
 }
@@ -468,8 +471,8 @@ var sorted = sync.OnceValue(func() []metric {
 	return slices.SortedFunc(slices.Values(metrics), func(a, b metric) int { return cmp.Compare(a.name, b.name) })
 })
 
-// each calls f with every metric of a view that has series, and with its version, or 0 if it has none. The metric is
-// valid until f returns. A metric is left out if has(name, version) is true.
+// each calls f with every metric that has series in a view, and with the metric's version, or 0 if it has no version.
+// The metric is valid until f returns. A metric with a version is left out if has(name, version) is true.
 func (b *builder) each(v *view, has func(name string, version uint64) bool,
 	f func(_ *dto.MetricFamily, version uint64) error) error {
 	if b.scrapes++; b.scrapes%renewal == 0 {

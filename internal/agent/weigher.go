@@ -16,8 +16,8 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// weigher reads the counters when metrics are requested, and at intervals when they are not. It is a source, and is
-// safe for concurrent use.
+// weigher reads the counters when metrics are requested, and at intervals when they are not. It implements the
+// interface source, and is safe for concurrent use.
 type weigher struct {
 	c   *configuration
 	log *slog.Logger
@@ -50,8 +50,8 @@ type scale interface {
 // runningEvery is how often processes are listed for rules that name them. Listing costs about 20 us per process.
 const runningEvery = 10 * time.Second
 
-// fresh is the age up to which the counters are not read again for a request, so clients that scrape at once share a
-// reading.
+// fresh is the age up to which a reading of the counters also serves later requests, so that clients that scrape at
+// about the same time share it.
 const fresh = 500 * time.Millisecond
 
 func newWeigher(ctx context.Context, c *configuration, log *slog.Logger) (w *weigher, err error) {
@@ -102,8 +102,8 @@ func (w *weigher) untilDue() time.Duration {
 	return max(wait, fresh/10)
 }
 
-// each calls builder.each with the current totals. It fails if the last reading did: the totals before it would look
-// like those of a machine that does nothing.
+// each calls builder.each with the current totals. It returns an error if the last reading failed: the totals of the
+// reading before that would look like those of a machine that does nothing.
 func (w *weigher) each(has func(string, uint64) bool, f func(*dto.MetricFamily, uint64) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,9 +115,9 @@ func (w *weigher) each(has func(string, uint64) bool, f func(*dto.MetricFamily, 
 }
 
 // reading reads the counters, unless they are fresh or were read after the given time, and returns when they were read.
-// Clients that wait at the same time share a reading that began after they came, however long it took. Otherwise, on a
-// machine so busy that a reading takes longer than fresh, each client would wait for one more reading for every client
-// before it.
+// Clients that wait at the same time share a reading that began after they came, however long it took. Otherwise, if
+// the machine were so busy that a reading takes longer than fresh, there would be one reading for each waiting client,
+// and the last client would wait for all of them.
 func (w *weigher) reading(after time.Time) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()

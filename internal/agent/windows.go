@@ -68,7 +68,8 @@ func isLocal(r *http.Request) bool {
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" && site != "same-origin" {
 		return false
 	}
-	// The page of another site has that site's name here, even if the name resolves to this machine's loopback address.
+	// In a request from the page of another site, Host is the name of that site, even if the name resolves to this
+	// machine's loopback address (DNS rebinding).
 	name := r.Host
 	if host, _, err := net.SplitHostPort(name); err == nil {
 		name = host
@@ -218,7 +219,7 @@ func parseWindow(r *http.Request) (d time.Duration, at time.Time, err error) {
 	return d, at, nil
 }
 
-// weigh takes one window. The caller must hold the turn.
+// weigh takes one window. The caller must have received from w.turn.
 func (w *windows) weigh(ctx context.Context, d time.Duration, at time.Time) (l *ledger.Ledger, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

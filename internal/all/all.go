@@ -1,5 +1,5 @@
-// Package all registers every guest: whoever imports it has all applications, loads and subjects. A new guest is one
-// line here.
+// Package all registers every guest (package kind): a program that imports it has all applications, loads and subjects.
+// A new guest needs one line here.
 package all
 
 import (

@@ -113,7 +113,7 @@ func newGuest(r kind.Role, g kind.Guest) *cobra.Command {
 	return c
 }
 
-// runner returns the function that runs a guest of this kind by itself, and adds the flags that it needs.
+// runner returns the function that runs the guest g by itself, and adds the flags that this function reads to f.
 func runner(r kind.Role, g kind.Guest, f *pflag.FlagSet, v param.Values) func(*cobra.Command) error {
 	alone := g.About().Alone
 	if alone.Run != nil {

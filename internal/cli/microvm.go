@@ -80,7 +80,7 @@ virtio-fs, and a shim that looks after it. See docs/microvm.md.`,
 	return cmd
 }
 
-// command returns one of the commands below, whose errors are logged.
+// command returns a subcommand of tare microvm that also writes its errors to the log.
 func (f *microvmFlags) command(
 	use, example, short string, takes cobra.PositionalArgs, run func(*cobra.Command, []string) error,
 ) *cobra.Command {

@@ -44,7 +44,7 @@ func init() {
 		}
 		return err
 	})
-	// This command is the weight that calibrate plants.
+	// This command runs a process with a known CPU time, memory or connections, which 'tare calibrate' weighs.
 	hidden(calibrate.WeightCommand, func(ctx context.Context, args []string) error {
 		conn := role.Stdio()
 		return reported(conn, calibrate.Plant(ctx, args, conn))
@@ -99,8 +99,8 @@ func unprivileged(ctx context.Context) *role.Conn {
 // player is the function that a guest's process runs.
 type player func(context.Context, *role.Conn) error
 
-// played plays a role in this process and returns the end of its connection that belongs to its parent. The function
-// end closes the connection, waits for the role to end, and returns its error.
+// played calls play in a goroutine, and returns the parent's side of the connection to it. The function end closes the
+// connection, waits until play has returned, and returns its error.
 func played(ctx context.Context, play player) (parent *role.Conn, end func() error) {
 	input, tell := io.Pipe()
 	said, says := io.Pipe()

@@ -176,8 +176,9 @@ func printTimes(b *strings.Builder, r *load.Result) error {
 	return nil
 }
 
-// printRow writes the quantiles and the maximum of a histogram of times, which may lack the largest ones. It returns
-// the index of the first quantile for which there are too few samples, by the same rule as in reports.
+// printRow writes the quantiles and the maximum of a histogram of times. missing is how many times the histogram lacks,
+// all of which count as larger than those in it. printRow returns the index in printed of the first quantile for which
+// there are too few samples, by the same rule as in reports, or the length of printed.
 func printRow(w io.Writer, title string, h *hdrhistogram.Histogram, missing int64) (withheld int) {
 	fmt.Fprintf(w, "%s\t", title)
 	withheld = len(printed)

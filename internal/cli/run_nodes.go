@@ -77,8 +77,8 @@ const leastShare = 0.01
 // CPU, with which a tracer starts in seconds.
 func carries(cpus int) int { return max(1, min(25*cpus/2, 50)) }
 
-// nodeShare returns the share of its machine that each node's trial gets. The groups of all local nodes together weigh
-// as much as one other group, so the process that reads the counters need not wait for the measured processes.
+// nodeShare returns the share of its machine that each node's trial gets. The groups of all local nodes together have
+// the CPU weight of one other group, so the process that reads the counters need not wait for the measured processes.
 func nodeShare(r *record.Nodes) cluster.Share {
 	if !r.Local {
 		return cluster.Share{}
@@ -113,7 +113,8 @@ func (f *nodesFlags) plan(s *spec.Spec) *record.Nodes {
 	return r
 }
 
-// gather waits until the nodes have joined. It reports progress to the user through said.
+// gather starts the nodes if they are local, and waits until all have joined. It reports progress to the user through
+// said.
 func (f *nodesFlags) gather(ctx context.Context, s *spec.Spec, r *record.Nodes, self string, layout *cgroup.Layout,
 	said io.Writer) (*fleet, error) {
 	joined := func(n int) {

@@ -189,9 +189,9 @@ func (t ticks) write(
 	return cmp.Or(failed, err)
 }
 
-// lengths yields how long each tick still has to last. The ticks follow a clock, so a late tick makes the next one
-// shorter or, if too little of that would be left, delays all following ticks. With a total, the last tick ends when
-// the total does, so that tick may be shorter than the others, or up to leastWindow longer.
+// lengths yields how long each tick still has to last. The ticks follow a clock, so after a late tick the next one is
+// shorter. If it would be too short, it has its full length instead, and all later ticks shift. With a total, the last
+// tick ends when the total does, so that tick may be shorter than the others, or up to leastWindow longer.
 func (t ticks) lengths(ctx context.Context) iter.Seq[time.Duration] {
 	return func(yield func(time.Duration) bool) {
 		begin := time.Now()

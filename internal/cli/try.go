@@ -251,7 +251,7 @@ func lineOf(argv []string, dir string) string {
 	return process.Command{Argv: argv}.Line()
 }
 
-// longestArm is the maximum length of the name of an arm here, in bytes.
+// longestArm is the maximum length of a name that armName returns, in bytes.
 const longestArm = 32
 
 // armName turns the name of a program into a valid name of an arm.
@@ -341,7 +341,7 @@ const (
 const tryWindow = time.Second
 
 // trySpec returns the experiment. It reduces the number of blocks until the run fits into tryTime, but not below
-// tryLeast, unless the user sets it.
+// tryLeast. The user's flags, such as --blocks, override the result.
 func trySpec(name string, f tryFlags, chosen []workload) (*spec.Spec, error) {
 	s, err := spec.Parse("try", []byte(tryText(name, f, chosen)), featureNames())
 	if err != nil {

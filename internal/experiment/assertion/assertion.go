@@ -62,8 +62,8 @@ const MostText = 1000
 // Most is how many assertions a run may have.
 const Most = 100
 
-// MostChecks is how many checks the assertions of a run may need in all: one for each arm and level to which each
-// applies.
+// MostChecks is how many checks the assertions of a run may need in all. An assertion needs one check for each arm and
+// level to which it applies.
 const MostChecks = 10_000
 
 // The labels that are not factors.

@@ -33,7 +33,7 @@ type Options struct {
 	Output *Output
 	Log    io.Writer
 
-	Stop   syscall.Signal // the signal with which Process.Stop asks the process group to end; 0: none, Ending asks
+	Stop   syscall.Signal // with which Process.Stop asks the process group to end; 0: only Ending asks it to
 	Grace  time.Duration  // how long Process.Stop then waits before it kills the group
 	Linger time.Duration  // how long after the exit to read output, while other processes hold the streams open
 

@@ -13,8 +13,8 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Kill kills a process if ours() returns true. It calls ours while it holds the process, so that the pid cannot be
-// reused. If pid is this process, it does nothing.
+// Kill kills a process if ours() returns true. It calls ours after it has opened a pidfd, through which it also sends
+// the signal, so the signal cannot reach another process that reuses the pid. If pid is this process, it does nothing.
 func Kill(pid int, ours func() bool) error {
 	if pid == os.Getpid() {
 		return nil

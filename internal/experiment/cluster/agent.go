@@ -275,7 +275,7 @@ func (s *session) handle(ctx context.Context, m *message, received int64) error 
 	case m.Ping != nil:
 		return s.send(&message{Pong: &pong{Ping: *m.Ping, Received: received}})
 	case m.Prepare != nil:
-		s.abandon(ErrAbandoned) // waits for the previous trial, if the coordinator has abandoned it
+		s.abandon(ErrAbandoned) // the coordinator may have abandoned the previous trial before it ended here
 		s.start(ctx, *m.Prepare)
 	case m.Begin != nil && s.trial != nil && s.trial.id == m.Begin.ID:
 		if lead := m.Begin.At - s.a.now(); m.Begin.At < -farthest || m.Begin.At > farthest || lead > int64(maxLead) ||

@@ -148,9 +148,9 @@ func hellos(nodes map[string]*node) (there []Hello) {
 	return there
 }
 
-// Wait waits up to timeout until count agents are present. It returns that many, the first in order of name. joined is
-// called with the number present whenever it may have changed. If the time is over first, the error has the code
-// fault.Machine and names the agents that are present.
+// Wait waits up to timeout until count agents are present. If there are more, it returns the first count in order of
+// name. It calls joined with the number present whenever that may have changed. If the time is over first, the error
+// has the code fault.Machine and names the agents that are present.
 func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration,
 	joined func(int)) (there []Hello, err error) {
 	err = c.wait(ctx, timeout, func(nodes map[string]*node) error {

@@ -100,7 +100,7 @@ type door struct {
 
 	mu        sync.Mutex
 	strangers []*visitor     // in order of arrival
-	known     map[string]int // connections by the name in their certificates
+	known     map[string]int // how many connections have a name in their certificates, by that name
 }
 
 func newDoor() *door {

@@ -54,7 +54,8 @@ type Authority struct {
 	pem         []byte
 }
 
-// clockSkew is how far behind a node's clock can be for the node still to accept a new certificate.
+// clockSkew is how far a node's clock may be behind the authority's without the node rejecting a new certificate as not
+// yet valid.
 const clockSkew = time.Hour
 
 // NewAuthority makes an authority, which expires after life together with all certificates that it issues.
@@ -158,8 +159,8 @@ func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}, pool, nil
 }
 
-// warnBefore is how long before a certificate expires the warnings of Expires begin, or half of the certificate's life
-// if that is shorter.
+// warnBefore is the remaining life of a certificate below which Expires warns. For short-lived certificates it is half
+// of their life, if that is less.
 const warnBefore = 30 * 24 * time.Hour
 
 // renewHint is the hint for certificates that expire.
@@ -193,7 +194,7 @@ func (c Credentials) Expires(now time.Time) (warning string, err error) {
 	return warning, nil
 }
 
-// server returns the coordinator's configuration, which rejects a peer without a certificate in the handshake.
+// server returns the coordinator's configuration. Its handshake rejects a peer that shows no certificate.
 func (c Credentials) server() (*tls.Config, error) {
 	config, pool, err := c.config()
 	if err != nil {

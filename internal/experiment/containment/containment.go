@@ -64,10 +64,10 @@ type Watch struct {
 	fs      proc.FS
 	list    func() ([]Member, error)
 	cpus    int                // online, at the first edge
-	took    time.Duration      // from before the list at the first edge until the last clock there was read
+	took    time.Duration      // how long it took to list the members at the first edge and read their clocks
 	at      uint64             // when the youngest process at the first edge began (proc.Process.Start)
 	clocks  map[int]Member     // the members and their clocks at the first edge, by pid
-	counted map[string]float64 // seconds, by directory of home
+	counted map[string]float64 // CPU time of the homes at the first edge, in seconds, by Home.Dir
 	strays  []Stray            // at the first edge
 }
 
@@ -99,7 +99,9 @@ func Begin(l *cgroup.Layout, f proc.FS, paths map[string]string, list func() ([]
 	if w.strays, err = w.elsewhere(members); err != nil {
 		return nil, err
 	}
-	for _, m := range members { // counters before clocks here, and after them in End: the counters cover all of that time
+	// The counters of the homes are read before the processes' clocks here and after them in End, so they cover all the
+	// time between the two readings of a clock.
+	for _, m := range members {
 		if _, known := w.counted[m.Home.Dir]; m.Home.Dir != "" && !known {
 			if v := cgroup.CPUTime(m.Home.Dir); v.OK {
 				w.counted[m.Home.Dir] = float64(v.N) / 1e9
@@ -161,7 +163,7 @@ func (w *Watch) End() ([]Stray, error) {
 		return nil, err
 	}
 	for _, s := range w.left() {
-		// The CPU time that this group lacks is part of what s used.
+		// The CPU time that the group s.Left did not count is part of what s used.
 		lacking = slices.DeleteFunc(lacking, func(o Stray) bool { return o.Group == s.Left })
 		if !slices.ContainsFunc(strays, func(o Stray) bool { return o.PID == s.PID }) {
 			strays = append(strays, s)

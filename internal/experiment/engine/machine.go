@@ -20,8 +20,8 @@ import (
 type Machine struct {
 	Self    string // path of the tare binary, which is started in every role
 	Cgroups *cgroup.Layout
-	// OpenWindow reads every counter, the first edge, at a time by CLOCK_MONOTONIC in nanoseconds, or at once if that
-	// has passed. If the context ends first, the error is its cause.
+	// OpenWindow opens a window: it reads every counter at the time at (CLOCK_MONOTONIC, in nanoseconds), or at once if
+	// that time has passed. This is the window's first edge. If the context ends first, the error is its cause.
 	OpenWindow func(ctx context.Context, at int64) (Window, error)
 	Share      cluster.Share // of the machine, for all groups of a trial together
 	Shared     bool          // other nodes of the same run run trials on this machine at the same time
@@ -35,8 +35,8 @@ type Machine struct {
 
 // Window is an open window of the meter.
 type Window interface {
-	// CloseAt reads every counter again, the second edge, at a time by CLOCK_MONOTONIC in nanoseconds. If the context
-	// ends first, the window is closed too, and an error is returned.
+	// CloseAt reads every counter again at the time at (CLOCK_MONOTONIC, in nanoseconds). This is the window's second
+	// edge. If the context ends first, the window is closed too, and an error is returned.
 	CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error)
 }
 
@@ -155,7 +155,7 @@ func OtherRun(pids []int) string {
 }
 
 // runFirst makes the scheduler prefer this process until done is called. If the kernel refuses that, done adds a
-// warning to the ledger of the window, which may be nil.
+// warning to the window's ledger, unless that is nil.
 func runFirst() (done func(*ledger.Ledger)) {
 	early := pace.RunFirst(true)
 	return func(l *ledger.Ledger) {

@@ -20,7 +20,7 @@ func (x *trial) watchMemory() {
 }
 
 // outOfMemory describes the processes of the trial that were killed because memory was short, by this machine's kernel
-// or a guest's, or returns "".
+// or by the kernel of a sandbox. It returns "" if there are none.
 func (x *trial) outOfMemory() string {
 	if x.tree == nil {
 		return ""

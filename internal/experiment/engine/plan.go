@@ -64,7 +64,7 @@ func (r *Runner) Estimate() time.Duration {
 
 func trialsOf(s *spec.Spec) int { return s.Blocks * len(s.Levels()) * len(s.AllArms()) }
 
-// eachNode is how much longer a trial takes for each node, on the project's machine.
+// eachNode is how much longer a trial takes for each node, as measured on the machine on which Tare is developed.
 const eachNode = 60 * time.Millisecond
 
 // extra returns how much longer than usual a trial of this arm takes. Copies of a part add nothing, because they start

@@ -63,7 +63,7 @@ func (p *prepared) prepare(ctx context.Context, self string) (err error) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("preparing the run: %w", err)
 		}
-		guest := parts[0].Kind.(kind.Preparer) // addTrial adds the parts of no others
+		guest := parts[0].Kind.(kind.Preparer) // addTrial adds only the parts of Preparers
 		if err := guest.Prepare(ctx, kind.Preparation{Self: self, Dir: dir, Parts: parts}); err != nil {
 			return fmt.Errorf("preparing the run for %s: %w", parts[0].Name(), err)
 		}

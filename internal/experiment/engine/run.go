@@ -57,7 +57,7 @@ type Runner struct {
 	Progress func(Progress)
 
 	// Enough reports whether the run knows enough to end, and in what sense ("precise"), or else what is missing. It is
-	// called between blocks, at the looks of stats.NextLook, if the spec has a precision or assertions.
+	// called after as many blocks as stats.NextLook returns, if the spec has a precision or assertions.
 	Enough func([]record.Trial) (bool, string)
 
 	// Place, if not nil, runs the trials, and Machine need not be set. If nil, they run on Machine.
@@ -237,8 +237,8 @@ func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error
 	return nil
 }
 
-// rest records that a spoiled trial is not run again because it would be futile. The first time in a row, it also sets
-// a note for the user.
+// rest records that a spoiled trial is not run again because that would be futile. It also sets a note for the user,
+// unless the user has had one since repeats were last suspended.
 func (r *Runner) rest() error {
 	if !r.resting {
 		r.resting = true

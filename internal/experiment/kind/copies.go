@@ -39,7 +39,8 @@ func LimitKeys() []param.Setting {
 // a whole number.
 var shared = map[string]bool{"rate": true, "connections": false}
 
-// CopyName returns the name of one copy, counted from 1. It contains an underscore, so no part of a spec can have it.
+// CopyName returns the name of copy i, counted from 1, of a part. An only copy has the name of the part. Other names
+// contain an underscore, so that no part of a spec can have them.
 func CopyName(name string, i, of int) string {
 	if of == 1 {
 		return name

@@ -27,9 +27,9 @@ type (
 	// Launcher is a subject, such as a sandbox, in which applications run, and loads with About.RunsInside. The engine
 	// calls Launch to start each of them, several concurrently, instead of starting them itself. Patience is how long a
 	// launched part may take to be ready. The other methods are about processes that were killed because memory was
-	// short, of which the subject knows more than this machine's kernel reports. Component names the role of a process of
-	// this machine, by its PID, even after its end; "" if unknown. KilledInside lists processes that other kernels, such
-	// as a guest's, killed.
+	// short, of which the subject knows more than this machine's kernel reports. Component returns the component to which
+	// a process of this machine belongs, by its PID, even after its end; "" if unknown. KilledInside lists processes that
+	// other kernels killed, such as that of a virtual machine.
 	Launcher interface {
 		Launch(context.Context, Launch) error
 		Patience() time.Duration
@@ -94,8 +94,8 @@ type (
 	}
 
 	// Opened is called just after the counters of the ledger were read at the first edge of the window, and Closed just
-	// after they were read at the second. Guests read further counters in them, which Evidence passes to their metrics.
-	// The time that Opened takes is inside the window.
+	// after they were read at the second. Guests can read further counters in these hooks, for Evidence to return. The
+	// time that Opened takes is inside the window.
 	Opened interface {
 		Opened(context.Context) error
 	}

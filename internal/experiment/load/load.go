@@ -89,7 +89,8 @@ type Result struct {
 	CPUs       float64 `json:"cpus"`        // CPUs that the generator could have used: its limit or affinity
 }
 
-// mostQueued is the fraction of Done that may wait when the window of an open load ends for Done to stand for Finished.
+// mostQueued limits how many requests of an open load may still wait when its window ends, as a fraction of Done. With
+// more, Done cannot be used in place of Finished.
 const mostQueued = 0.01
 
 // Answers returns how many requests were answered without error inside the window. If Finished is nil, their number is

@@ -70,7 +70,7 @@ func (t *Tally) Answered(intended, sent, done, begin, end int64) {
 
 // Worked counts a piece of work of a closed loop in a window from begin to end, and adds its time, ns, to a histogram.
 // It returns false for a piece that began before the window, which can only count as Finished. A piece that began after
-// the window, which counts if none began in the window, is in the last slice.
+// the window is put into the last slice; callers count such a piece only if none began in the window.
 func (t *Tally) Worked(h *hdrhistogram.Histogram, ns, began, ended, begin, end int64) bool {
 	t.ended(ended, begin, end)
 	if began < begin {

@@ -29,8 +29,8 @@ func Tripped(g *Gate, seen, allowed float64, format string, args ...any) Trip {
 	return Trip{g, record.Reason{Gate: g.Name, Seen: seen, Allowed: allowed, Message: fmt.Sprintf(format, args...)}}
 }
 
-// Judge is a load with its own gates in place of the usual ones. Methods of m.JudgeLoad(name) check the usual ones; its
-// method Usual checks all of them.
+// Judge is a load with its own gates in place of the usual ones. Its method Judge can still check usual gates, by the
+// methods of m.JudgeLoad(name): one gate each, or all of them by Usual.
 type Judge interface {
 	Judge(m *Measured, name string) []Trip
 }

@@ -177,8 +177,8 @@ func (m *Measured) held() []Trip {
 
 func interrupt(c ledger.Context) bool { return c == ledger.Softirq || c == ledger.Hardirq }
 
-// inside reports whether time that programs spend in a context while a task of the group is on the CPU is included in
-// the group's CPU time.
+// inside reports whether the CPU time of the group g includes the time of programs that run in the context c while a
+// task of the group is on the CPU.
 func (m *Measured) inside(g *limitedGroup, c ledger.Context) bool {
 	apart := m.Ledger.Host.IRQTime != nil && *m.Ledger.Host.IRQTime
 	return g != nil && !(interrupt(c) && apart)

@@ -234,7 +234,8 @@ func (m *Measured) Counts() map[string]record.Count {
 	return counts
 }
 
-// orRunning adds to metrics of all requests the metrics that replace them for undisturbed requests (runningMetrics).
+// orRunning sets Instead in metrics of all requests, to the names of the same metrics of undisturbed requests
+// (runningMetrics).
 func orRunning(all []Metric) []Metric {
 	for i := range all {
 		all[i].Instead = strings.Replace(all[i].Name, "_p", runningSuffix+"_p", 1)
@@ -254,7 +255,7 @@ func requestTimes(histogram string, needs []Need, what string, quantiles ...floa
 	}
 	rule := 0
 	if strings.HasPrefix(histogram, load.Connect) {
-		rule = 1 // by rule 0 it included the write of the first request
+		rule = 1 // by rule 0, the time included the write of the first request
 	}
 	return lists.Map(quantiles, func(q float64) Metric {
 		quantile, family := load.QuantileName(q), strings.TrimSuffix(histogram, runningSuffix)

@@ -11,8 +11,8 @@ import (
 )
 
 // subjectMetrics describe what a subject itself uses. Every experiment has them, so most are not Headline: otherwise a
-// run with a precision would go on until they are precise. Nor are metrics with a Clause among the differences that a
-// general answer picks: compared with a baseline without a subject, they would always be the largest.
+// run with a precision would go on until they are precise. When an answer picks the largest differences, it leaves out
+// metrics with a Clause, which would always win against a baseline without a subject.
 var subjectMetrics = []Metric{
 	{
 		Definition: metric.Definition{

@@ -266,8 +266,8 @@ func (p *Pool) Judge() []record.Reason {
 // processes use of it; the coordinator can.
 func (p *Pool) explained(r record.Reason) record.Reason {
 	r.Voids = p.voids(r)
-	// If two gates share the name, this is the later one, which breaks less. What only the other gate breaks is void
-	// already.
+	// If two gates share the name, this is the later one. Which needs it breaks matters below only if the subject was the
+	// cause, and of two such gates the later one breaks no more. What only the other gate breaks is void already.
 	var gate *Gate
 	for _, g := range Gates() {
 		if g.Name == r.Gate {

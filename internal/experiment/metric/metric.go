@@ -90,7 +90,7 @@ type Definition struct {
 
 	Headline bool `json:"headline,omitempty"` // answers mention it, so a run that continues until it is precise checks it
 	Lead     bool `json:"lead,omitempty"`     // it has a column in the first table of a report
-	// answers mention it only if a load is as fast as it can be: at a fixed rate it shows just that rate
+	// answers mention it only if a load runs as fast as it can: at a fixed rate it shows just that rate
 	Free bool `json:"free,omitempty"`
 	Tail bool `json:"tail,omitempty"` // it describes the slowest part of the samples, whose intervals stay wide
 	// it shows that a subject is too slow, so the subject's slowness does not void it
@@ -217,8 +217,8 @@ func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, nam
 
 // Complete fills in fields that the version that wrote the definitions did not have, from today's definitions of the
 // same names: Answers, Lead, Limit, Tally, TallyOf, Before, After and Plan; and, if none of them is set, Family,
-// Histogram, Quantile, Undisturbed, What and Per. If written is nil, it returns today's definitions, by the first Rule
-// and Assumed.
+// Histogram, Quantile, Undisturbed, What and Per. If written is nil, it returns today's definitions with Rule 0 and
+// Assumed set.
 func Complete(written, today []Definition) []Definition {
 	if written == nil {
 		all := slices.Clone(today)

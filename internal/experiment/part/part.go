@@ -41,7 +41,7 @@ const (
 	helloEvent = "hello"
 
 	helloWithin = 10 * time.Second // from the connection to the hello
-	atATime     = 256              // connections that have not proved anything yet
+	atATime     = 256              // connections whose peers have not yet proved that they have the secret
 	maxPlay     = 64 << 10         // bytes of the first message
 	dialWithin  = 2 * time.Second  // for one connection to the address that a load is to reach
 	reachWithin = 20 * time.Second // for all attempts together

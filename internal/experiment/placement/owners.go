@@ -135,8 +135,8 @@ func (o *Owners) trees() (map[string]proc.Identity, error) {
 	return all, errors.Join(errs...)
 }
 
-// settle waits for the owners of trees that are ending, before any is judged. The processes that a run started are
-// killed as its owner ends, and until then count as living; they may own trees too.
+// settle waits for those owners of trees that are ending, before any owner is judged. The processes that a run started
+// are killed as its owner ends, and until then count as living; they may own trees too.
 func (o *Owners) settle() {
 	for !o.settled {
 		o.settled = true // await clears this if it waits for an owner
@@ -147,7 +147,8 @@ func (o *Owners) settle() {
 	}
 }
 
-// forgetRunning makes owners that were found alive be judged again, since processes have ended.
+// forgetRunning forgets which owners were found alive. It is called when processes have ended, so that those owners are
+// judged again.
 func (o *Owners) forgetRunning() {
 	maps.DeleteFunc(o.found, func(_ string, f found) bool { return f.fate == proc.Running && !f.ending })
 	o.settled = false

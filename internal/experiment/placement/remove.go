@@ -28,7 +28,7 @@ import (
 // middle of a large write, or with much memory to free, may take seconds.
 const patience = 20 * time.Second
 
-// markPatience is how long to wait in all for processes in execve: their marks cannot be read until then.
+// markPatience is how long to wait in all for processes in execve, whose marks cannot be read until execve is over.
 const markPatience = 3 * time.Second
 
 // Close kills the processes that still run in the tree, waits until they have ended, and removes the groups. It may be
@@ -477,7 +477,8 @@ func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
 }
 
 // markOf returns the tree of which a process is marked as a part, by its environment or else by an open file. It
-// returns "" if the process has no mark, or if its mark cannot be read.
+// returns "" if the process has no mark, or if its mark cannot be read. For a process in execve it waits no longer than
+// patience, from which it subtracts the time waited.
 func markOf(pid int, patience *time.Duration) string {
 	if tree, has, _ := (proc.FS{}).Getenv(pid, child.Mark, patience); has {
 		return tree
@@ -500,8 +501,8 @@ func canTell(pid int) error {
 		"it is in a control group left by a run that has ended, and cannot be inspected")
 }
 
-// marks returns a function that is markOf, and also recognizes processes of the given trees by their limit of file
-// locks alone.
+// marks returns a function that does what markOf does, and also recognizes processes of the given trees by their limit
+// of file locks alone. All its calls together wait no longer than markPatience.
 func marks(trees []string) func(pid int) string {
 	byLimit := lists.Keyed(trees, func(tree string) (uint64, string) { return limitMark(tree), tree })
 	left := markPatience

@@ -253,7 +253,8 @@ func limitMark(tree string) uint64 {
 	return 1<<62 | h.Sum64()>>2
 }
 
-// groupMark returns the soft limit that marks a process as started in a group of a tree. It is below every hard limit.
+// groupMark returns the soft limit that marks a process as started in a group of a tree. It is below every hard limit
+// that limitMark returns.
 func groupMark(tree, group string) uint64 { return limitMark(tree+"/"+group) >> 1 }
 
 // limitOf returns the limit of file locks of a process, or 0 if it cannot be read.

@@ -242,9 +242,9 @@ func (e *Existing) findGroup(identity string) error {
 	return nil
 }
 
-// isContainer reports whether a control group with the given name is that of the container with the given id. It knows
-// the names that the census of sandboxes knows, and those of engines that shorten the id. A container's monitor, such
-// as crio-conmon-ID.scope, is not part of it.
+// isContainer reports whether a control group with the given name is that of the container with the given id, which may
+// be a prefix. It knows the names that package sandbox knows, and those of engines that shorten the id. A container's
+// monitor, such as crio-conmon-ID.scope, is not part of the container.
 func isContainer(name, id string) bool {
 	if whole := sandbox.ContainerOf(name); whole != "" {
 		return strings.HasPrefix(whole, id)
@@ -377,7 +377,7 @@ func (e *Existing) Watch() (err error) {
 	}
 	paths := map[string]string{e.Dir: e.Path}
 	if slices.Contains(e.PIDs, 1) {
-		paths = nil // what the first process starts moves to its service's group
+		paths = nil // PID 1 starts services, whose processes move to groups of their own
 	}
 	e.watch, err = containment.Begin(e.finder.Layout, e.finder.Proc, paths, e.members)
 	return err
@@ -470,7 +470,7 @@ func (e *Existing) members() ([]containment.Member, error) {
 			own = append(own, pid)
 		}
 	}
-	// The first process starts services, which have separate groups.
+	// PID 1 is the parent of services, which have separate groups, so its descendants are left out.
 	first := slices.Contains(own, 1)
 	own = descendants(all, slices.DeleteFunc(own, func(pid int) bool { return pid == 1 }))
 	if first {

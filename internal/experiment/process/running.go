@@ -239,7 +239,7 @@ func (r *Running) Processes() []int {
 }
 
 // Err waits for the end of the command. It returns nil if the command ended with status 0 and left no process behind.
-// An *exec.ExitError in it has the status.
+// If the command ended with another status, errors.As finds an *exec.ExitError in the error.
 func (r *Running) Err() error {
 	if err := r.Process.Err(); err != nil || len(r.left) == 0 {
 		return err
@@ -325,7 +325,7 @@ func (r *Running) Words() string {
 func (r *Running) Line() string { return r.command.Line() }
 
 // Ready waits until the command is ready. Its error has the code fault.Usage if the command ended before, went into
-// the background, waits for a terminal, or was not ready in time; it is the context's error if that ends first.
+// the background, waits for a terminal, or was not ready in time. If ctx ends first, the error is its cause.
 func (r *Running) Ready(ctx context.Context) error {
 	timeout := r.command.ReadyTimeout
 	if timeout <= 0 {

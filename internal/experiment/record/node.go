@@ -35,7 +35,7 @@ type NodeTrial struct {
 	OpenedLateNs *int64 `json:"window_opened_late_ns"`
 	ClosedLateNs *int64 `json:"window_closed_late_ns"`
 	Failed       string `json:"failed,omitempty"` // why the node's trial failed
-	// Trial is the node's record, with a ledger of the node's groups. The enclosing trial has the histograms and slices
-	// of loads.
+	// Trial is the node's record, with a ledger of the node's groups. The histograms of its loads are merged into those
+	// of the enclosing trial, and their slices are not kept.
 	Trial *Trial `json:"trial,omitempty"`
 }

@@ -24,7 +24,7 @@ type Contents struct {
 	Dir      string
 	Run      Run
 	Trials   []Trial
-	Partial  bool     // fewer trials than planned
+	Partial  bool     // the run is incomplete (Run.Partial)
 	Warnings []string // problems of the record itself that the reader of a report must know
 }
 

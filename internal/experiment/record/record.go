@@ -169,7 +169,7 @@ type Trial struct {
 	Subject  json.RawMessage  `json:"subject,omitempty"` // ready message of the subject
 	// Evidence holds what only a guest knows of the trial, by the guest's name.
 	Evidence map[string]json.RawMessage `json:"evidence,omitempty"`
-	Clocks   map[string]time.Duration   `json:"clocks_ns"` // set-up, before, warm-up, measured, drain, tear-down
+	Clocks   map[string]time.Duration   `json:"clocks_ns"` // by phase: set-up, warm-up, measured, drain, tear-down, ...
 	Metrics  map[string]float64         `json:"metrics"`   // single values of this trial, by metric name
 	// Counts holds counts of this trial, by metric name, that are pooled over trials.
 	Counts map[string]Count `json:"counts,omitempty"`
@@ -193,8 +193,8 @@ func (t *Trial) Warned() []ledger.Warning {
 }
 
 // Events holds the counts of the events (execs) of one trial. The load, the kernel and the tracer count them
-// independently. The losses that the tracer reports are a fourth count, which the others do not rely on. The pointers
-// are nil if there is no tracer.
+// independently. The losses that the tracer reports are a fourth count, which the others do not rely on. Expected,
+// AtMost, Delivered, Late, AtExit and SaidLost are nil if there is no tracer.
 type Events struct {
 	Generated int64 `json:"generated"` // by the load: execs that succeeded, from its first to its last
 	Failed    int64 `json:"failed"`    // by the load: execs that failed

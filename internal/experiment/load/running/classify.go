@@ -25,8 +25,8 @@ const (
 	// leastUntouched is the smallest probability of staying untouched that is corrected for: no request stands for more
 	// than ten.
 	leastUntouched = 0.1
-	// lostPart is the fraction of requests that may be lost before another method is tried: with more, not even the
-	// median is known (load.Running.Tells).
+	// lostPart is the fraction of requests that may be lost before another method is tried. With more, not even
+	// the median is reported (load.TellsOf).
 	lostPart = 0.1
 	// unsteady is the fraction by which the number of requests in flight may change in the later half of the quiet times.
 	unsteady = 0.1
@@ -124,14 +124,14 @@ func (c *classifier) next(at int64) int {
 	return min(sort.Search(len(c.stalls), func(i int) bool { return c.stalls[i].to > at }), len(c.stalls)-1)
 }
 
-// history is a stretch of the load that began anew and whose requests are disturbed together or not at all: a cycle of
-// a regenerative process.
+// history is a stretch of the load that does not depend on what came before it: a cycle of a regenerative process. A
+// stall disturbs those of its requests that have not ended when the stall begins.
 type history struct {
 	from, to int64 // to: its natural end, as far as observed
 	requests int   // requests that belong to it and were due before the next stall
 	stall    int64 // when the next stall begins; equal to from if the history began in a stall
 	watched  bool  // it began in the watch and outside a stall
-	last     bool  // the next stall is the end of the watch
+	last     bool  // the next stall is the end of the watch, or the history began before the watch
 }
 
 // take adds a request that ends at done to the history.
@@ -167,7 +167,8 @@ type split struct {
 	lost      float64 // fraction of all requests
 }
 
-// choose picks the method: the exact one, unless it loses too many requests and the approximate one loses fewer.
+// choose picks the method: BusyPeriods, unless it loses too many requests and Backlog loses fewer. If closed is true,
+// it is Requests.
 func (c *classifier) choose(closed bool) *split {
 	if closed {
 		return c.weigh(c.byRequest())

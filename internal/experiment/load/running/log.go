@@ -37,7 +37,7 @@ type Request struct {
 
 func (r *Request) done() int64 { return r.Intended + int64(r.Done) }
 
-// MostRequests bounds the log of a load.
+// MostRequests is the largest number of requests in the log of a thread, and by convention in all logs of a load.
 const MostRequests = 4 << 20
 
 // Log keeps the requests of one thread of a load. It never grows: it appends to memory that was allocated beforehand.

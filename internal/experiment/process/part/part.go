@@ -65,8 +65,8 @@ func (p *Part) Start(ctx context.Context, c process.Command, onEnd func(error)) 
 // ServedElsewhere warns if a process outside the trial listens at an address of the part.
 func (p *Part) ServedElsewhere(address string) { WarnServedElsewhere(p.Trial, p.group, address) }
 
-// WarnServedElsewhere warns if a process outside the trial listens at the address of a part with a group. Processes
-// that another program starts for the part's command, such as a container engine, are in no group of the trial.
+// WarnServedElsewhere warns if a process outside the trial listens at the address of the part whose group is g. Such a
+// process may be one that another program, such as a container engine, has started for the part's command.
 func WarnServedElsewhere(t kind.Trial, g kind.Group, address string) {
 	who, err := process.ServedElsewhere(t.Cgroups(), address, g.TreeMembers())
 	switch {
