@@ -1,5 +1,5 @@
-// Kubectl-tare weighs a Kubernetes cluster, as kubectl tare: what its workloads use, and what infrastructure uses on
-// their behalf.
+// Kubectl-tare is the plugin behind 'kubectl tare'. It weighs a Kubernetes cluster: what its workloads use, and what
+// infrastructure uses on their behalf.
 package main
 
 import (

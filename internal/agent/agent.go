@@ -1,6 +1,6 @@
 // Package agent implements tare-agent, which weighs a machine for as long as it runs and serves the result as
-// Prometheus metrics. Of this module it imports only packages of internal/scale and internal/lib, and nothing of
-// experiments. Start reading at run.
+// Prometheus metrics. The only packages of this module that it imports are in internal/scale and internal/lib, so it
+// contains no code of experiments. Start reading at run.
 package agent
 
 import (
@@ -85,7 +85,7 @@ func run(ctx context.Context, c *configuration) (err error) {
 		// the agent wakes up, and collects garbage on all idle CPUs.
 		runtime.GOMAXPROCS(1)
 	}
-	saveMemory() // until afterStart
+	saveMemory() // until afterStart, which restores the usual growth of the heap
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	listener, err := listen(c)
 	if err != nil {

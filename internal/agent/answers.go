@@ -53,8 +53,8 @@ func (s *scrapes) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s.writers.write(rw, a.Bytes())
 }
 
-// answer returns the answer to a request. It encodes a new one, unless the last answer was to the same request and from
-// the same reading of the counters. The caller must release it.
+// answer returns the answer to a request: the last one, if that was to the same request and from the same reading of
+// the counters, and a new one otherwise. The caller must release it.
 func (s *scrapes) answer(r *http.Request) *answer {
 	a := &answer{readers: 1, header: http.Header{}, status: http.StatusOK,
 		asked: slices.Concat(r.Header["Accept"], []string{""}, r.URL.Query()["name[]"])}
@@ -106,7 +106,7 @@ func (s *scrapes) reuse(a *answer) {
 	}
 }
 
-// encode writes the metrics in the format that the request prefers: all, or only those named in the request.
+// encode writes all metrics, or only those named in the request, in the format that the request prefers.
 func (s *scrapes) encode(a *answer, r *http.Request) error {
 	format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
 	a.header.Set("Content-Type", string(format))
@@ -194,7 +194,8 @@ type writer struct {
 	since      time.Time // when the client last read some of it
 }
 
-// writtenAtOnce is how many bytes a client must read before it counts as reading.
+// writtenAtOnce is the size of the pieces in which an answer is written, in bytes. A client counts as reading each time
+// that it has taken a piece.
 const writtenAtOnce = 32 << 10
 
 // write writes the body of an answer, until it is cut off. The header has been written.

@@ -17,7 +17,7 @@ type charger struct {
 
 	processes []charge.Process
 	listed    time.Time
-	groups    map[string]bool // paths of the groups that the processes were listed for
+	groups    map[string]bool // paths of the control groups that existed when the processes were listed
 }
 
 // charge sets the components of a ledger. If the processes cannot be listed, it applies the rules to the previous

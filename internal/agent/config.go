@@ -58,7 +58,7 @@ type configuration struct {
 	file  string
 	flags param.Values // from the command line, or else defaults
 	param.Values
-	places map[string]string // by setting: its place in the file, if its value comes from there
+	places map[string]string // places in the configuration file of the values that come from it, by setting
 	duty   live.Duty
 	rules  []charge.Rule
 }

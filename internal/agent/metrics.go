@@ -31,7 +31,7 @@ type metric struct {
 	help   string
 	kind   dto.MetricType
 	labels []string
-	each   func(v *view, b *builder) // adds each series
+	each   func(v *view, b *builder) // adds the metric's series to b
 }
 
 // view holds the data from which metrics are made.
@@ -369,7 +369,8 @@ func eachTotal[K comparable](r *live.Ranked[K], b *builder, labels valuesOf[K], 
 	}
 }
 
-// ofLoaded returns labels as a function of a program's key. A program that is not loaded has no series.
+// ofLoaded returns a function that applies labels to the loaded program with a key. A program that is not loaded has no
+// series.
 func (v *view) ofLoaded(labels valuesOf[live.Program]) valuesOf[live.ProgramKey] {
 	return func(to []string, key live.ProgramKey) []string {
 		if p, known := v.loaded[key]; known {
@@ -535,7 +536,7 @@ func (b *builder) add(value float64, texts ...string) {
 	b.family.Metric = append(b.family.Metric, one)
 }
 
-// slab allocates many values of a type at once, and hands them out again after reuse. It does not clear them.
+// slab allocates many values of a type at once. After a call of reuse it hands them out again, without clearing them.
 type slab[T any] struct {
 	blocks [][]T
 	at     int // index of the block from which values are taken

@@ -153,7 +153,7 @@ func (w *weigher) readOlder(age time.Duration) {
 	w.totals.Add(l)
 }
 
-// partNames is the part of a reading that finds the names of control groups.
+// partNames is the name of the part of a reading in which the names of control groups are found.
 const partNames = "names"
 
 // place returns the names under which people know a control group.

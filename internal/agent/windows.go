@@ -196,7 +196,8 @@ func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (
 	return append(data, '\n'), http.StatusInternalServerError, err
 }
 
-// parseWindow parses how long a window lasts and when it begins. The zero time means now.
+// parseWindow parses how long a window lasts (d) and when it begins (at). If the request has no beginning, at is the
+// zero time, which means now.
 func parseWindow(r *http.Request) (d time.Duration, at time.Time, err error) {
 	d = 10 * time.Second
 	if s := r.URL.Query().Get("for"); s != "" {

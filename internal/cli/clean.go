@@ -123,8 +123,8 @@ func cleanUp(ctx context.Context, layout *cgroup.Layout, dryRun bool, ended ...s
 	return r, err
 }
 
-// pinsSince returns the pins made since the first of some runs began. The pins may come from a run's tracer or command,
-// or from an unrelated program.
+// pinsSince returns the eBPF pins made since the earliest of the runs with these trees began. The pins may come from a
+// run's tracer or command, or from an unrelated program.
 func pinsSince(trees []string) ([]string, error) {
 	var first time.Time
 	for _, tree := range trees {

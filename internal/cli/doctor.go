@@ -91,7 +91,7 @@ Redirecting connections to sidecars makes the kernel load modules, which stay lo
 	return cmd
 }
 
-// features returns the probes of this machine's abilities, from every package that declares some.
+// features returns the probes for the kernel features that Tare uses, from every package that declares some.
 var features = sync.OnceValue(func() []*feature.Probe {
 	return slices.Concat(bpf.Features(), perf.Features(), witness.Features(), cgroup.Features(), ksym.Features(),
 		local.Features())

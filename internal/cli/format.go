@@ -14,7 +14,7 @@ import (
 // formatFlag is the flag of all commands that print a document in one of several formats.
 const formatFlag = "format"
 
-// registerFormat adds --format to a command, and --json as short for one of its values.
+// registerFormat adds --format to a command, and --json, which is short for --format json.
 func registerFormat[D any](c *cobra.Command, s *session.Show, document report.Document[D]) {
 	c.Flags().StringVar(&s.Format, formatFlag, "text", strings.Join(document.Names(), ", "))
 	s.RegisterJSON(c.Flags(), "print one JSON document and nothing else: short for --format json")

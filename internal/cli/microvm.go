@@ -26,7 +26,7 @@ import (
 
 func init() { register(newMicrovm) }
 
-// microvmFlags holds the flags before the command, most of which are runc's.
+// microvmFlags holds the flags of tare microvm itself, which stand before the subcommand. Most of them are runc's.
 type microvmFlags struct {
 	root, log, logFormat string
 	systemdCgroup        bool
@@ -118,7 +118,7 @@ func (f *microvmFlags) runtime() (*microvm.Runtime, error) {
 	return microvm.New(f.root)
 }
 
-// with returns the body of a command that needs the runtime named by the flags.
+// with returns a function that opens the runtime named by the flags and passes it to body.
 func (f *microvmFlags) with(
 	body func(r *microvm.Runtime, cmd *cobra.Command, args []string) error,
 ) func(*cobra.Command, []string) error {
@@ -165,7 +165,7 @@ func (c *creationFlags) add(cmd *cobra.Command) {
 	flags.Bool("no-new-keyring", false, unused)
 }
 
-// create makes the container with this process's streams.
+// create creates the container id. The container gets the standard streams of this process.
 func (f *microvmFlags) create(cmd *cobra.Command, c *creationFlags, id string) (*microvm.Runtime, error) {
 	if c.consoleSocket != "" {
 		return nil, fault.New(fault.Usage, "--console-socket", "set process.terminal to false",

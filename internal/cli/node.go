@@ -225,7 +225,8 @@ func warnExpiring(c cluster.Credentials, log io.Writer) error {
 	return err
 }
 
-// localNode runs an agent that shares its machine with others and weighs only its own processes.
+// localNode runs the agent of a local node. It shares its machine with other agents, and weighs only the processes of
+// its own trials.
 func localNode(ctx context.Context, fd int) (err error) {
 	// Waking threads on other CPUs is most of an agent's cost, and those CPUs belong to the other nodes.
 	runtime.GOMAXPROCS(1)

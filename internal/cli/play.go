@@ -96,7 +96,7 @@ func unprivileged(ctx context.Context) *role.Conn {
 	return conn
 }
 
-// player is the function that a guest's process runs.
+// player is a function that plays a guest, over the connection to the guest's parent.
 type player func(context.Context, *role.Conn) error
 
 // played calls play in a goroutine, and returns the parent's side of the connection to it. The function end closes the

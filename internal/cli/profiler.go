@@ -21,7 +21,7 @@ import (
 // write also accept a nil profiler.
 type profiler struct {
 	file string
-	say  io.Writer // receives the number of samples
+	say  io.Writer // receives a summary of the profile
 
 	stacks *meter.Stacks
 	window *profile.Window

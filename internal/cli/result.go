@@ -176,9 +176,9 @@ func printTimes(b *strings.Builder, r *load.Result) error {
 	return nil
 }
 
-// printRow writes the quantiles and the maximum of a histogram of times. missing is how many times the histogram lacks,
-// all of which count as larger than those in it. printRow returns the index in printed of the first quantile for which
-// there are too few samples, by the same rule as in reports, or the length of printed.
+// printRow writes the quantiles and the maximum of a histogram of times. The histogram lacks a number of times, given
+// by missing, which count as larger than all others. printRow returns the index in printed of the first quantile for
+// which there are too few samples, by the same rule as in reports, or the length of printed.
 func printRow(w io.Writer, title string, h *hdrhistogram.Histogram, missing int64) (withheld int) {
 	fmt.Fprintf(w, "%s\t", title)
 	withheld = len(printed)

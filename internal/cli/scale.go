@@ -59,8 +59,8 @@ type scaleOptions struct {
 	sandboxes *sandbox.Options // nil: sandboxes are not looked for
 }
 
-// options checks the flags and returns what they select. It gives up the privileges that weighing does not need before
-// it reads a file.
+// options checks the flags and returns what they select. Before it reads any file, it gives up the privileges that
+// weighing does not need.
 func (f *scaleFlags) options(ctx context.Context) (o scaleOptions, err error) {
 	if f.hz < 0 || f.hz > perf.MaxHz {
 		return o, fault.New(fault.Usage, fmt.Sprintf("--hz %d", f.hz), "try --hz 449",

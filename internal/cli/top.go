@@ -111,7 +111,7 @@ func (f *topFlags) top(ctx context.Context, out io.Writer) error {
 			return err
 		}
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(50)) // for the reason given in weigh
+	defer debug.SetGCPercent(debug.SetGCPercent(50)) // for the reason given in newWeigh
 	s, err := f.open(ctx)
 	if err != nil {
 		return err
@@ -138,7 +138,7 @@ func (f *topFlags) top(ctx context.Context, out io.Writer) error {
 	return errors.Join(err, s.Close())
 }
 
-// open returns this machine or the given agent as a source.
+// open returns a source of ledgers: this machine or, with --agent, an agent.
 func (f *topFlags) open(ctx context.Context) (source, error) {
 	if f.agent.Address == "" {
 		o, err := f.scale.options(ctx)

@@ -209,7 +209,7 @@ func weighOnce(
 	return errors.Join(write(out, l, o), p.write(l))
 }
 
-// ledgerOptions returns the options for printing a ledger that the flags ask for.
+// ledgerOptions checks the flags for printing a ledger, and returns the options that they select.
 func ledgerOptions(top, depth int, match []string) (o report.LedgerOptions, err error) {
 	for _, f := range []struct {
 		name  string
@@ -247,8 +247,8 @@ func runtimeRoots(given []string) (roots []string, err error) {
 	return roots, nil
 }
 
-// weigh takes one ledger, with sandboxes and a profile unless those are nil. If ctx ends, so does the window; the
-// ledger has the time that it lasted.
+// weigh returns the ledger of one window of the length d, with sandboxes and a profile unless those are nil. If ctx
+// ends first, the window ends early, and the ledger has its actual length.
 func weigh(
 	ctx context.Context, d time.Duration, o meter.Options, sandboxes *sandbox.Options, p *profiler,
 ) (l *ledger.Ledger, err error) {
@@ -337,8 +337,8 @@ func readRules(given []ruleFlag, profile string) (rules []charge.Rule, err error
 	return charge.Complete(rules, profile, "--profile "+text.Clip(profile))
 }
 
-// applyRules charges what the ledger holds. It lists processes now, at the end of the window. If layout is nil, it
-// finds the control groups itself.
+// applyRules charges what the ledger holds by the rules. It must be called at the end of the window, because it lists
+// the processes that run now. If layout is nil, it finds the control groups itself.
 func applyRules(rules []charge.Rule, layout *cgroup.Layout, l *ledger.Ledger) (err error) {
 	if len(rules) == 0 {
 		return nil

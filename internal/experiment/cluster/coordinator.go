@@ -222,7 +222,7 @@ func (c *Coordinator) node(name string) (*node, error) {
 	return n, nil
 }
 
-// Drop marks the named node as gone. why is a reason that the coordinator cannot see from the node's stream.
+// Drop marks the named node as gone, for a reason that the coordinator cannot see from the node's stream.
 func (c *Coordinator) Drop(name string, why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

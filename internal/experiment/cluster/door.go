@@ -22,8 +22,8 @@ import (
 const (
 	maxStrangers = 256 // connections of strangers at once; if there are more, the oldest is closed
 	maxOfOneName = 4   // connections at once whose certificates have the same name
-	// strangersPerSecond bounds the cost of handshakes. Each takes 200 us to 1 ms of CPU time, because a stranger can
-	// send at most maxStrangerBytes (a node sends some 3 KiB) and show only one certificate (verifyPeer).
+	// strangersPerSecond bounds the cost of handshakes. One takes 200 us to 1 ms of CPU time, and never more, because a
+	// stranger can send at most maxStrangerBytes (a node sends some 3 KiB) and show only one certificate (verifyPeer).
 	strangersPerSecond = 500
 	maxStrangerBytes   = 16 << 10
 	// A peer's bytes are read at this average rate, at most. A record has some 100 KB and is sent once per trial. Small
@@ -100,7 +100,7 @@ type door struct {
 
 	mu        sync.Mutex
 	strangers []*visitor     // in order of arrival
-	known     map[string]int // how many connections have a name in their certificates, by that name
+	known     map[string]int // number of connections by the name in their certificates
 }
 
 func newDoor() *door {

@@ -141,8 +141,8 @@ func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// config returns the configuration that both sides share, with TLS 1.3 as the minimum, and the pool with the
-// authority.
+// config returns the configuration that both sides share, with TLS 1.3 as the minimum, and a pool with the authority's
+// certificate. It returns an error if a certificate has expired or is not yet valid.
 func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 	pair, err := tls.X509KeyPair(c.Certificate, c.Key)
 	if err != nil {
@@ -327,7 +327,7 @@ type keysDir struct {
 	root  *os.Root
 	life  time.Duration // of a new authority and of the certificates that it issues
 	wrote []string
-	stop  func() bool // for tests: fail the next write
+	stop  func() bool // for tests: if it returns true, a write fails
 }
 
 func openKeys(dir string) (*keysDir, error) {

@@ -71,8 +71,8 @@ type Watch struct {
 	strays  []Stray            // at the first edge
 }
 
-// Begin examines the processes at the first edge. list returns those that exist at an edge; paths are the groups that
-// they must not leave, by their directories in the hierarchy that counts CPU time.
+// Begin examines the processes at the first edge. It calls list at each edge for the processes that exist then. They
+// must not leave the groups in paths, which are keyed by their directories in the hierarchy that counts CPU time.
 func Begin(l *cgroup.Layout, f proc.FS, paths map[string]string, list func() ([]Member, error)) (w *Watch, err error) {
 	machine, err := f.Stat()
 	if err != nil {
@@ -82,7 +82,7 @@ func Begin(l *cgroup.Layout, f proc.FS, paths map[string]string, list func() ([]
 		layout: l, fs: f, list: list, cpus: len(machine.Online), clocks: map[int]Member{}, counted: map[string]float64{},
 		paths: paths,
 	}
-	begun := w // a return of nil clears w
+	begun := w // needed because returning nil sets w to nil
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, begun.Close())
@@ -232,8 +232,8 @@ func (w *Watch) elsewhere(members []Member) (strays []Stray, err error) {
 	return strays, nil
 }
 
-// grain bounds the excess, in ticks, of the difference between two readings of a process's clocks: each reading has
-// four values, which are rounded down to ticks.
+// grain is the most, in ticks, by which the difference between two readings of a process's clocks can exceed the CPU
+// time used: each reading has four values, which are rounded down to ticks.
 const grain = 4
 
 // lacking returns, for each home whose processes used CPU time that the home did not count, the process that used the

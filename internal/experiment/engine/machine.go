@@ -20,8 +20,8 @@ import (
 type Machine struct {
 	Self    string // path of the tare binary, which is started in every role
 	Cgroups *cgroup.Layout
-	// OpenWindow opens a window: it reads every counter at the time at (CLOCK_MONOTONIC, in nanoseconds), or at once if
-	// that time has passed. This is the window's first edge. If the context ends first, the error is its cause.
+	// OpenWindow opens a window: it reads every counter at the given time (CLOCK_MONOTONIC, in nanoseconds), or at once
+	// if that time has passed. This is the window's first edge. If the context ends first, the error is its cause.
 	OpenWindow func(ctx context.Context, at int64) (Window, error)
 	Share      cluster.Share // of the machine, for all groups of a trial together
 	Shared     bool          // other nodes of the same run run trials on this machine at the same time
@@ -30,25 +30,25 @@ type Machine struct {
 	Stacks func() (Stacks, error)
 
 	Nodes     Nodes         // where trials on nodes run; nil: there are no nodes
-	NodeShare cluster.Share // of each node
+	NodeShare cluster.Share // the share of its machine that each node's trial gets
 }
 
 // Window is an open window of the meter.
 type Window interface {
-	// CloseAt reads every counter again at the time at (CLOCK_MONOTONIC, in nanoseconds). This is the window's second
+	// CloseAt reads every counter again at the given time (CLOCK_MONOTONIC, in nanoseconds). This is the window's second
 	// edge. If the context ends first, the window is closed too, and an error is returned.
 	CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error)
 }
 
 // Stacks samples what runs on the machine.
 type Stacks interface {
-	// Begin begins sampling. Only samples between two times by CLOCK_MONOTONIC, in nanoseconds, count.
+	// Begin begins sampling. Only samples between the two given times (CLOCK_MONOTONIC, in nanoseconds) count.
 	Begin(from, to int64) error
 	// End ends sampling, and returns the samples; nil if sampling had not begun. It must be called once.
 	End() (*profile.Window, error)
 }
 
-// window reads all counters at two times by CLOCK_MONOTONIC, in nanoseconds.
+// window returns the ledger of a window between two times (CLOCK_MONOTONIC, in nanoseconds).
 func (m Machine) window(ctx context.Context, from, to int64) (*ledger.Ledger, error) {
 	w, err := m.open(ctx, from, to)
 	if err != nil {
@@ -104,7 +104,7 @@ func opening(ctx context.Context, err error) error {
 	return fmt.Errorf("opening the window: %w", err)
 }
 
-// closeAt closes the window at a time by CLOCK_MONOTONIC, in nanoseconds.
+// closeAt closes the window at the given time (CLOCK_MONOTONIC, in nanoseconds).
 func (w *openWindow) closeAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	l, err := w.window.CloseAt(ctx, at)
 	w.window = nil

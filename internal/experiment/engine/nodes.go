@@ -61,7 +61,7 @@ type nodeJob struct {
 // nodeRecord is the record that a node sends.
 type nodeRecord struct {
 	Trial  record.Trial `json:"trial"`
-	Late   int64        `json:"late_ns"` // these three: see record.NodeTrial
+	Late   int64        `json:"late_ns"` // Late, Opened and Closed: see record.NodeTrial
 	Opened int64        `json:"opened_late_ns"`
 	Closed int64        `json:"closed_late_ns"`
 }
@@ -212,8 +212,8 @@ func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, e
 	return data, nil
 }
 
-// window measures the coordinator's machine between the same two edges. If nodes are separate machines, its ledger
-// shows the coordinator's cost.
+// window returns the ledger of the coordinator's machine for the same window as at the nodes. If each node is a
+// separate machine, this ledger shows the coordinator's cost.
 func (x *nodesTrial) window(ctx context.Context, from int64) (l *ledger.Ledger, err error) {
 	if x.spec.EventLoad() != "" {
 		done := runFirst()

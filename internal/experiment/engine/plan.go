@@ -41,7 +41,7 @@ func Estimate(s *spec.Spec) time.Duration {
 	levels := s.Levels()
 	timed := levels
 	if len(timed) > mostLevelsTimed {
-		rng := rand.New(rand.NewPCG(1, 0)) // levels are sorted by value
+		rng := rand.New(rand.NewPCG(1, 0)) // levels are sorted by value, so the first of them would be a biased sample
 		timed = nil
 		for _, i := range rng.Perm(len(levels))[:mostLevelsTimed] {
 			timed = append(timed, levels[i])

@@ -18,7 +18,7 @@ type Alone struct {
 	// Argument is the setting whose value may be given without its flag, such as a URL. Empty: none.
 	Argument string
 
-	// Examples are command lines that work as they are, without the words 'tare load NAME'.
+	// Examples are the arguments of commands that work as they are: the words 'tare load NAME' are put before each.
 	Examples []string
 
 	// Warmup and Duration are the default times of a measurement. A Duration of 0 selects 10 s.

@@ -106,8 +106,8 @@ type About struct {
 	Tail Takes // the longest time that a subject takes after the window
 
 	// TakesLonger is how much longer than usual a trial with the guest takes, because it starts slowly, settles before
-	// the window, or finishes something after it. It was measured on the project's machine (go run ./test/bench/estimates
-	// -v). Estimates of the length of a run include it.
+	// the window, or finishes something after it. It was measured on the machine on which Tare is developed (go run
+	// ./test/bench/estimates -v). Estimates of the length of a run include it.
 	TakesLonger Takes
 
 	// Probes returns probes of the programs that it needs, for 'tare doctor'. Each says what is lost without the program

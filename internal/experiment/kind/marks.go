@@ -24,7 +24,8 @@ type Marks struct {
 	Logs                *Logs             // where the subject delivers the events of a load; nil: nowhere
 }
 
-// Logs are the logs of containers of an installed subject in which each matching line is an event that it delivered.
+// Logs names the containers of an installed subject whose logs have a line for each event that the subject delivers,
+// and recognizes those lines.
 type Logs struct {
 	Of    charge.Rule // its namespace is a name, not a pattern
 	Event func(line []byte) bool

@@ -175,7 +175,7 @@ type Group interface {
 // Owners decides which leftovers of runs may be removed.
 type Owners interface {
 	// Ended reports whether the run whose name (Group.TreeName) marks a thing has ended. If that is unknown, Ended
-	// records that the thing is left alone. what describes the thing: "the directory /run/x".
+	// records that the thing is left alone. The argument what describes the thing: "the directory /run/x".
 	Ended(tree, what string) bool
 	// Leave records that a thing is left alone because it is unknown whether its run has ended.
 	Leave(tree, what string)
@@ -209,8 +209,8 @@ type Trial interface {
 	Begin(ctx context.Context, name string, dirs ...string) (child.Starter, error)
 	// Host returns the IP address at which an application must listen so that loads reach it.
 	Host(app string) (string, error)
-	// Observe charges an existing group, by its path in a ledger, to the application or to the component of the subject
-	// that has the name; empty: to the subject as a whole. The trial neither changes nor removes the group.
+	// Observe charges an existing group, given by its path in a ledger, to the named application or component of the
+	// subject, or to the subject as a whole if the name is empty. The trial neither changes nor removes the group.
 	Observe(as Role, name, path string) error
 	// SubjectGroup returns a group of the subject: of a component, or with an empty name the subject's only group. limits
 	// are as in a spec, and the group is charged to the subject. The groups of components are inside a group with the

@@ -50,7 +50,7 @@ func cannotPair(err error, name string) error {
 	return fault.Wrap(err, fault.Machine, name, "", "cannot create a pair of virtual interfaces")
 }
 
-// Configure gives an interface an address and an alias, unless they are empty, and sets it up.
+// Configure gives an interface an address and an alias, unless they are empty, and brings the interface up.
 func Configure(name, alias string, address netip.Prefix) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -139,15 +139,15 @@ func ConfigureInside(address netip.Prefix) error {
 // use.
 var (
 	linkRange    = netip.MustParsePrefix("198.18.0.0/15")
-	linkNetBits  = 24                      // for all links of a run
+	linkNetBits  = 24                      // prefix length of a network, which holds all links of a run
 	linkNetCount = 1 << (linkNetBits - 15) // such networks in the range
 )
 
 // MostPairs is how many pairs a network has addresses for: each takes a /30.
 const MostPairs = 64
 
-// FreeNet finds a network for MostPairs pairs that no address or route of this machine overlaps. The search starts at
-// an offset that depends on the pid, so that concurrent runs differ.
+// FreeNet finds a network that overlaps no address or route of this machine and has room for MostPairs pairs. The
+// search starts at an offset that depends on the pid, so that concurrent runs differ.
 func FreeNet() (netip.Prefix, error) {
 	taken, err := takenNets()
 	if err != nil {

@@ -109,7 +109,7 @@ func mostLost(q float64) float64 {
 
 // TellsOf reports whether the trials of an arm support a quantile of a *_running histogram, and why not. least is how
 // many requests must lie beyond the quantile in each trial. Trials that do not support it are not missing at random,
-// because a slow trial loses more requests, so at most the fraction limit of them may be missing. Bursts and lost
+// because a slow trial loses more requests, so limit is the largest fraction that may be missing. Bursts and lost
 // requests depend on how slow a trial was by chance, so they are judged by their mean over all trials of the level,
 // whatever the arm. If no trial's record has bursts, the quantile counts as supported.
 func TellsOf(level, arm []*Running, histogram, quantile string, q, least, limit float64) (bool, string) {
@@ -142,8 +142,8 @@ func TellsOf(level, arm []*Running, histogram, quantile string, q, least, limit 
 	return true, ""
 }
 
-// RunningOf merges Running over all loads that have the counterpart of a *_running histogram for all requests. It
-// returns nil if one of these loads has no Running.
+// RunningOf merges the Running of the loads to which a *_running histogram applies: those with the same histogram of
+// all requests. It returns nil if one of these loads has no Running.
 func RunningOf(loads map[string]Result, histogram string) *Running {
 	var parts []*Running
 	for _, r := range loads {

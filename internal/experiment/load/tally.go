@@ -28,7 +28,7 @@ func NewTally() Tally {
 	return t
 }
 
-// Histogram returns the histogram of a name, which the first call makes.
+// Histogram returns the named histogram. The first call for a name makes it.
 func (t *Tally) Histogram(name string) *hdrhistogram.Histogram {
 	if t.histograms[name] == nil {
 		t.histograms[name] = hdrhistogram.New(1, Longest, 3)

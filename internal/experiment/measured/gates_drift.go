@@ -51,9 +51,9 @@ func (j *LoadJudge) Drift() {
 	}
 }
 
-// halves compares the two halves of the window. before and after are the results of middle for the values of each
-// half's slices. seen is their difference as a fraction of the smaller one, or of least if that is larger. trips
-// reports whether the difference trips the gate.
+// halves compares the two halves of the window. It calls middle with the values of the slices of each half, and returns
+// the results as before and after. The result seen is their difference as a fraction of the smaller one, or of least if
+// that is larger, and trips reports whether the difference trips the gate.
 func (j *LoadJudge) halves(value func(load.Slice) float64, middle func([]float64) float64,
 	least float64) (before, after, seen float64, trips bool) {
 	if len(j.Result.Slices) < 2 || j.Result.Done < minInSlice*int64(len(j.Result.Slices)) {

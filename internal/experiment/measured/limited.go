@@ -208,7 +208,7 @@ func (m *Measured) ofCapacity(seconds float64, ok bool) (float64, bool) {
 	return seconds / c, ok && c > 0
 }
 
-// roleCPU returns the CPU time of the groups of a role, as a fraction of the machine.
+// roleCPU returns a function that computes the CPU time of the groups of a role, as a fraction of the machine's.
 func roleCPU(role kind.Role) func(*Measured) (float64, bool) {
 	return func(m *Measured) (float64, bool) { return m.ofCapacity(m.RoleSeconds(role)) }
 }

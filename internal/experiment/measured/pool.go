@@ -70,8 +70,8 @@ func (p *Pool) mergedWork() *load.Result {
 	return new(load.Merge(all))
 }
 
-// events adds up the counts of events, if every node has them. With several nodes on one machine, an event that is
-// "elsewhere" for one node is made by another, and counts at each.
+// events adds up the counts of events, if every node has them. With several nodes on one machine, an event of one node
+// also counts as "elsewhere" at each of the others.
 func (p *Pool) events() *record.Events {
 	if !p.whole() {
 		return nil

@@ -87,7 +87,7 @@ func Began(tree string) (time.Time, bool) {
 
 // Ended reports whether tree is the name of a tree whose owner has ended. Things other than control groups can bear the
 // name of a run's tree, and may be removed once this is true. If it cannot be known, or if the owner was killed but
-// does not end, Ended adds an entry to Left; what describes the thing in that entry.
+// does not end, Ended adds an entry to Left, in which the argument what describes the thing.
 func (o *Owners) Ended(tree, what string) bool {
 	id, ok := parseTreeName(tree)
 	if !ok {
@@ -154,7 +154,7 @@ func (o *Owners) forgetRunning() {
 	o.settled = false
 }
 
-// await is find, but waits for an owner that is ending. All waits together last no longer than patience.
+// await does what find does, but waits for an owner that is ending. All waits together last no longer than patience.
 func (o *Owners) await(tree string, id proc.Identity) found {
 	f := o.find(tree, id)
 	if f.fate == proc.Running && o.wouldEnd[f.pid] {

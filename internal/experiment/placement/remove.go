@@ -74,7 +74,7 @@ func (t *Tree) Close() error {
 	return err
 }
 
-// empty calls clear until no process is left in the groups.
+// empty calls clear until no process is left in the groups. It returns an error if some are left at the deadline.
 func empty(dirs []string, deadline time.Time, clear func(dirs []string) error) error {
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		left := cgroup.Members(dirs)
@@ -457,7 +457,7 @@ func (r *Report) move(pid int, trees []string) error {
 
 // putBack corrects a move into the group with the given directory, if the wrong process was moved: the kernel moves
 // whatever process has the pid, and the pid may have been reused just before the write. A process that has just been
-// created belongs in the group of its parent. other is true if the process was not the one meant.
+// created belongs in the group of its parent. The result other is true if the process was not the one meant.
 func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
 	now, err := proc.FS{}.Process(pid)
 	if err != nil || now.Start == meant.Start {

@@ -26,7 +26,7 @@ import (
 // Enter.
 const EnterCommand = "_enter"
 
-// startRequest asks the starting thread for a process.
+// startRequest asks the starting thread to start a command.
 type startRequest struct {
 	cmd  *exec.Cmd
 	done chan error
@@ -104,7 +104,7 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 	p, err := proc.FS{}.Process(cmd.Process.Pid)
 	if err != nil {
 		_ = cmd.Process.Kill()
-		go cmd.Wait() // Wait may block for other processes that have its output
+		go cmd.Wait() // Wait may block while other processes hold the command's output open
 		return fmt.Errorf("starting a process in %s: %w", g.name, err)
 	}
 	t.started[p.PID] = starting{p.Start, g.name}

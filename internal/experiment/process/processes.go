@@ -89,7 +89,8 @@ func descendants(all map[int]proc.Process, pids []int) []int {
 }
 
 // Listening returns the TCP addresses on which the command listens, as host:port that can be dialled from here: an
-// address of all interfaces becomes the loopback address. IPv4 comes before IPv6, lower ports before higher ones.
+// address of all interfaces becomes the loopback address. They are in order of address, IPv4 before IPv6, and then of
+// port.
 func (r *Running) Listening() []string { return listening("/proc", r.Processes()) }
 
 func listening(root string, pids []int) []string {

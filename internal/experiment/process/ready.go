@@ -91,7 +91,7 @@ func (r *Running) sawLine(context.Context) (bool, error) {
 }
 
 // beforehand returns an error if the working directory is not a directory, or if a condition holds before the command
-// starts: then it would say nothing about this command.
+// starts: such a condition would say nothing about this command.
 func (c Command) beforehand() error {
 	if c.Dir != "" {
 		if info, err := os.Stat(c.Dir); err != nil || !info.IsDir() {

@@ -22,7 +22,7 @@ import (
 
 // How often the output of a command is read.
 const (
-	pause   = 5 * time.Millisecond  // between two reads until it is ready, and while it writes much
+	pause   = 5 * time.Millisecond  // between two reads until a line has matched Ready.Line, and while it writes much
 	calm    = 25 * time.Millisecond // between two reads while it writes little
 	much    = 128 << 10             // bytes in one read
 	maxLine = 64 << 10              // bytes of a line that are matched with Ready.Line

@@ -6,8 +6,9 @@ import (
 	"reflect"
 )
 
-// Records are untrusted, so the cost of reading one is bounded: before it is decoded, by the memory that decoding
-// would take, and then by the memory that is kept. Writer observes the same bounds. docs/formats.md states them.
+// Records are untrusted, so the cost of reading one is bounded. A document is refused before it is decoded if decoding
+// would take too much memory, and a record is refused if what is kept of it would. Writer observes the same bounds.
+// docs/formats.md states them.
 const (
 	// MaxTrials is how many trials a plan may have, and MaxAttempts how many lines they may make, with repetitions.
 	MaxTrials   = 20_000
@@ -37,7 +38,7 @@ const (
 	maxDepth    = 64
 )
 
-// unmarshal is json.Unmarshal, but refuses a document that would take too much memory, with a tooLarge.
+// unmarshal is json.Unmarshal, except that it returns a *tooLarge for a document that would take too much memory.
 func unmarshal(doc []byte, to any) error {
 	if err := checkShape(doc); err != nil {
 		return &tooLarge{err}

@@ -8,7 +8,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// skipped is a member of a document that is ignored.
+// skipped decodes a member of a document by ignoring it.
 type skipped struct{}
 
 func (*skipped) UnmarshalJSON([]byte) error { return nil }

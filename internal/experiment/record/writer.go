@@ -108,7 +108,8 @@ func Continue(dir string, run Run) (*Writer, error) {
 	return w, nil
 }
 
-// openRoot opens a directory. Without the slash, it would wait for the other end of a pipe that is there instead.
+// openRoot opens a directory. If there is a pipe instead, the trailing slash makes it fail; otherwise it would wait for
+// the pipe's other end.
 func openRoot(dir string) (*os.Root, error) { return os.OpenRoot(dir + "/") }
 
 // goOn opens the file of trials, if the directory's run.json is of the same run.

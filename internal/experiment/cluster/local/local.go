@@ -40,8 +40,8 @@ type Options struct {
 	Version string
 }
 
-// Handed is what the coordinator passes to an agent, through a pipe, because keys belong neither on a disk nor on a
-// command line.
+// Handed is what the coordinator passes to an agent. It goes through a pipe, because keys belong neither on a disk nor
+// on a command line.
 type Handed struct {
 	Name        string              `json:"name"`
 	Join        string              `json:"join"` // address of the coordinator
@@ -203,7 +203,7 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 		read.Close()
 		return err
 	}
-	defer namespace.Close() // by then, the agent's process keeps the namespace, or has failed
+	defer namespace.Close() // when startOne returns, the agent's process keeps the namespace alive, or has failed
 	a := &agent{link: "tare" + strconv.Itoa(os.Getpid()) + "n" + strconv.Itoa(i+1)}
 	cmd := child.Command{Argv: []string{n.o.Self, "node", "--" + HandedFlag, strconv.Itoa(handedFD)},
 		Files: []*os.File{read}}
