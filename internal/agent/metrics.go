@@ -38,7 +38,7 @@ type metric struct {
 type view struct {
 	*live.Totals
 	started time.Time
-	parts   map[string]meter.Part // by name: the last reading of each
+	parts   map[string]meter.Part // the last reading of each part, by name
 	skipped int                   // cycles of --bpf-stats 10s/60s without run statistics
 
 	loaded map[live.ProgramKey]live.Program // set by builder.each

@@ -34,7 +34,7 @@ type weigher struct {
 	read    time.Time // when the counters were last read
 	err     error     // of that reading
 	logged  time.Time
-	parts   map[string]meter.Part // by name: the last reading of each
+	parts   map[string]meter.Part // the last reading of each part, by name
 	builder builder
 }
 

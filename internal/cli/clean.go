@@ -78,9 +78,9 @@ type cleaned struct {
 	Pins        []string // made since the first of the runs began; their owners are unknown
 }
 
-// cleanUp removes everything that is left of runs that have ended. The runs named in ended count as ended even if this
-// machine cannot tell. A dry run only lists what would be removed. When the context ends, the current step is finished
-// and the rest is left for the next time. The order of the steps matters.
+// cleanUp removes everything that is left of runs that have ended. The runs named in ended count as ended even if that
+// cannot be seen from here. A dry run only lists what would be removed. When the context ends, the current step is
+// finished and the rest is left for the next time. The order of the steps matters.
 func cleanUp(ctx context.Context, layout *cgroup.Layout, dryRun bool, ended ...string) (r cleaned, err error) {
 	owners := placement.NewOwners(layout, ended...)
 	owners.DryRun, r.DryRun = dryRun, dryRun

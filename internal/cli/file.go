@@ -59,10 +59,10 @@ func readFile(path, what, hint string) ([]byte, error) {
 	return data, fault.Wrap(err, fault.Usage, path, hint, "%s cannot be read", what)
 }
 
-// writeFile writes a file that the user named, completely or not at all. A link at its path is replaced, not followed,
-// unless it leads to a file that this process has open, as /dev/stdout does. A write to a pipe or a device is
-// abandoned when the context ends, because it may have no reader. A pipe must belong to this user or root, because any
-// user can create one in /tmp.
+// writeFile writes what make writes to a file that the user named, completely or not at all. A link at its path is
+// replaced, not followed, unless it leads to a file that this process has open, as /dev/stdout does. A write to a pipe
+// or a device is abandoned when the context ends, because it may have no reader. A pipe must belong to this user or
+// root, because any user can create one in /tmp.
 func writeFile(ctx context.Context, path, what, hint string, make func(io.Writer) error) error {
 	var b bytes.Buffer
 	if err := make(&b); err != nil {

@@ -194,8 +194,9 @@ func settingsOf(flag, list string, settings []param.Setting) (param.Values, erro
 	return values, nil
 }
 
-// measureCommand returns the command that runs these levels of a factor, in the run's own experiment or else in the
-// first built-in one that has one of the arms and accepts the levels; empty if there is none.
+// measureCommand returns the 'tare run' command that measures the given levels of a factor, or "" if there is none. It
+// runs the experiment of the given run if that accepts the levels, or else the first built-in one that accepts them and
+// has one of the arms.
 func measureCommand(run record.Run, arms []string, factor string, levels []float64) string {
 	seconds := func(v float64) string { return param.Number(v) + "s" }
 	texts := []string{

@@ -169,8 +169,8 @@ func (f *tryFlags) setCommands(argv []string) error {
 	return nil
 }
 
-// rehearse runs the command once by itself, and the baseline too if there is one. From the longer of their start-up
-// times it sets the time after which they count as ready, unless the user has set it.
+// rehearse runs the command once by itself, and the baseline too if there is one. Unless the user has set the time
+// after which they count as ready, it sets that time to the longer of their start-up times.
 func (f *tryFlags) rehearse(ctx context.Context, name string) (err error) {
 	layout, own, err := ground(ctx, stderr)
 	if err != nil {

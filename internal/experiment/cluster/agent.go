@@ -216,7 +216,8 @@ func (a *Agent) once(ctx context.Context, options []grpc.DialOption, run Runner)
 	}
 }
 
-// lostOr returns the cause if this side ended the session because it lost the coordinator, and err otherwise.
+// lostOr returns the cause of ctx's end if this side ended the session because it lost the coordinator, and err
+// otherwise.
 func lostOr(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); errors.Is(cause, errLost) {
 		return cause

@@ -136,7 +136,7 @@ func (x *trial) ServingGroup(component, app string, limits param.Values) (kind.G
 func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Values) (kind.Group, error) {
 	name = strings.ReplaceAll(name, ".", "-")
 	if name == "" && limits == nil && x.subject != nil {
-		limits = x.subject.Limits // the first caller need not know them
+		limits = x.subject.Limits // a caller may leave them out
 	}
 	if name == "" || x.subject == nil {
 		return x.group(path.Join(kind.SubjectGroup, name), as, limits)

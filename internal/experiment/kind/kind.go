@@ -41,8 +41,9 @@ type About struct {
 	// Label is the setting that distinguishes subjects of one kind in reports. Empty: they are shown by Name.
 	Label string
 
-	// Process holds all settings of the guest's process, if these are not just Settings: for example where it connects or
-	// listens. An experiment provides these (Sited), and a person gives them as flags. Nil: they are Settings.
+	// Process holds all settings of the guest's process, if they differ from Settings, for example by one for where it
+	// connects or listens. An experiment provides the values of such settings (Sited), and a person gives them as flags.
+	// Nil: the process has Settings.
 	Process []param.Setting
 
 	// InPods is true for applications and loads whose process needs nothing of its machine but the network, so it can run

@@ -109,8 +109,8 @@ type (
 		After(context.Context) error
 	}
 
-	// Evidence returns what only this guest knows of the trial, as a value that JSON can encode. It is called after After,
-	// and the value is recorded under the guest's name.
+	// Evidence returns what only this guest knows of the trial, as a value that JSON can encode. The engine calls it for
+	// the subject and for loads, after After, and records the value under the guest's name.
 	Evidence interface {
 		Evidence() any
 	}

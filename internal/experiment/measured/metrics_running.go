@@ -39,7 +39,7 @@ var quietMetrics = []Metric{
 	},
 }
 
-// whileRunning is requestTimes for the requests that no stall touched, by their weights.
+// whileRunning makes the metrics that requestTimes makes, for the requests that no stall touched, which it weights.
 func whileRunning(histogram string, needs []Need, what string, quantiles ...float64) []Metric {
 	all := requestTimes(histogram, needs, what, quantiles...)
 	for i, q := range quantiles {

@@ -86,8 +86,8 @@ func (p *Pool) measurement() *Measured {
 	}}
 }
 
-// values returns the metrics of all nodes together, each pooled as its definition says. A metric that a good node
-// lacks is absent.
+// values returns the metrics of all nodes together, each pooled as its definition says. A metric that a good node lacks
+// is absent, unless it is computed from the merged results of the loads or from the ledger of a shared machine.
 func (p *Pool) values() map[string]float64 {
 	values := map[string]float64{}
 	m := p.measurement()

@@ -143,9 +143,9 @@ type Definition struct {
 	PartOf string `json:"part_of,omitempty"`
 	Part   string `json:"part,omitempty"`
 
-	// Plan is for CPUs or bytes that plans add up: what uses them, unless it is a component: "eBPF programs". Metrics of
-	// one unit with a Plan count different uses (except for eBPF programs in the subject's processes). Empty: plans leave
-	// the metric out.
+	// Plan is set for a metric in CPUs or bytes that plans add up. It names what uses them, such as "eBPF programs"; for
+	// the metric of a component, plans show the name of the component instead. Metrics of one unit with a Plan count
+	// different uses (except for eBPF programs in the subject's processes). Empty: plans leave the metric out.
 	Plan string `json:"plan,omitempty"`
 
 	// Of is set for a metric of all nodes together that is made from a metric of each node, and names the latter. What

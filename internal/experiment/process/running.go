@@ -315,7 +315,7 @@ func (r *Running) LastWords() string {
 	return r.Process.LastWords()
 }
 
-// Words returns what LastWords would if the command ended now.
+// Words returns what LastWords would return if the command ended now.
 func (r *Running) Words() string {
 	r.out.Read()
 	return r.Process.LastWords()
