@@ -143,13 +143,13 @@ type answer struct {
 	asked []string  // the parts of the request on which the answer depends
 
 	readers int             // clients to which it is being written
-	parts   map[string]part // by name: metrics that have a version
+	parts   map[string]part // the metrics that have a version, by name
 }
 
 // part is a metric in an answer.
 type part struct {
 	version  uint64
-	from, to int // in bytes
+	from, to int // offsets in the answer, in bytes
 }
 
 // keep records where in the answer a metric is.

@@ -32,7 +32,7 @@ type weigher struct {
 	charger *charger
 	started time.Time
 	read    time.Time // when the counters were last read
-	err     error     // of that reading
+	err     error     // why that reading failed; nil if it did not
 	logged  time.Time
 	parts   map[string]meter.Part // the last reading of each part, by name
 	builder builder

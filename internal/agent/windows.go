@@ -109,7 +109,7 @@ const (
 	farthestWindow = time.Minute // how far in the future a window may begin
 	maxWaiting     = 8
 	meterKept      = 15 * time.Second
-	longestWait    = time.Minute // for earlier windows
+	longestWait    = time.Minute // how long a request may wait for earlier windows
 	maxDocument    = 64_000_000  // bytes: about 60,000 control groups
 )
 

@@ -27,7 +27,7 @@ type profiler struct {
 	window *profile.Window
 }
 
-// check finds out whether the file can be written, before a window is opened in vain.
+// check returns an error if the file cannot be written. It is called first, so that no window is measured for nothing.
 func (p *profiler) check() error {
 	if p.file == "" {
 		return nil

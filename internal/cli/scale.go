@@ -92,7 +92,7 @@ type watch struct {
 	scaleOptions
 
 	scale  *live.Scale
-	layout *cgroup.Layout // for rules
+	layout *cgroup.Layout // needed to apply rules; nil without rules
 }
 
 // openWatch begins the first window. The caller must close the watch.

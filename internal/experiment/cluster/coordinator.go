@@ -316,8 +316,8 @@ type Outcome struct {
 // Run runs a trial on the named nodes and returns their outcomes in the order of names. length is the time from the
 // start of the trial to the end of its loads, and tail the longest time from then to the end of the trial. Nodes that
 // are absent or fail before the start do not stop the others. Once every node is prepared or has failed, Run calls
-// begun with the start time by this machine's CLOCK_MONOTONIC (nanoseconds), unless no node is prepared; begun may take
-// as long as the trial. When the context ends, the trial is abandoned at all nodes.
+// begun with the start time by this machine's CLOCK_MONOTONIC (nanoseconds), unless no node is prepared. This call may
+// take as long as the trial. When the context ends, the trial is abandoned at all nodes.
 func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data json.RawMessage, length,
 	tail time.Duration, begun func(at int64)) []Outcome {
 	c.trials++

@@ -60,7 +60,7 @@ type Job struct {
 
 // Share limits the control groups of a trial on a node's machine.
 type Share struct {
-	CPUs   float64 `json:"cpus,omitempty"`   // for all together; 0: no limit
+	CPUs   float64 `json:"cpus,omitempty"`   // CPUs that these groups may use together; 0: no limit
 	Weight float64 `json:"weight,omitempty"` // share of CPU time when it is scarce; other groups have 1; 0: the default
 }
 

@@ -68,8 +68,9 @@ type openWindow struct {
 	unstacked error           // why stacks could not be sampled
 }
 
-// open opens a window at the time from, and samples stacks from then until to, when the caller should close the window.
-// Times are CLOCK_MONOTONIC in nanoseconds. If stacks cannot be sampled, the window has none, and w.unstacked says why.
+// open opens a window at the first of two times, and samples stacks from then until the second, when the caller should
+// close the window. Times are CLOCK_MONOTONIC in nanoseconds. If stacks cannot be sampled, the window has none, and
+// w.unstacked says why.
 func (m Machine) open(ctx context.Context, from, to int64) (w *openWindow, err error) {
 	w = &openWindow{machine: m}
 	if m.Stacks != nil {

@@ -34,7 +34,7 @@ type Progress struct {
 	Next    record.PlannedTrial // the trial that begins now; zero value after the last
 	Attempt int                 // of Next, from 0
 	Left    time.Duration       // estimated time left; for an open plan with a deadline, an upper bound
-	Look    int                 // of an open plan: after how many blocks Enough is called next; 0: never
+	Look    int                 // for an open plan, after how many blocks Enough is called next; 0: never
 	Why     string              // what was missing when Enough was last called
 	Note    string              // reported once: repeats of spoiled trials have been suspended, or resumed
 	Last    *record.Trial       // the trial that has just ended; nil before the first

@@ -199,7 +199,7 @@ type Trial interface {
 	Applications() map[string]App // those that serve something, once they are ready
 	Joined(load string) any       // the value that Join of a load returned; nil if it has no Join
 	Result(load string) load.Result
-	Process(load string) Process // of a load, once it is started
+	Process(load string) Process // the process of a load; nil before it is started
 
 	// PartGroup returns the group of an application or a load, made before its process exists. What runs in it is charged
 	// to that part.

@@ -93,7 +93,7 @@ func Remove(name string) error {
 // The kernel also removes them with the namespaces at their far ends, but later.
 func Clean(o *placement.Owners) (removed []string, err error) {
 	all, err := netlink.LinkList()
-	// Interfaces that existed all the time are in the list even if others came or went meanwhile.
+	// The list of an interrupted dump still has the interfaces that existed throughout.
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, fmt.Errorf("looking for network interfaces left behind: %w", err)
 	}
@@ -196,7 +196,7 @@ func takenNets() ([]netip.Prefix, error) {
 		}
 	}
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
-	// Routes that existed all the time are in the list even if others came or went meanwhile.
+	// The list of an interrupted dump still has the routes that existed throughout.
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, fmt.Errorf("listing this machine's routes: %w", err)
 	}

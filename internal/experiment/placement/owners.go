@@ -54,8 +54,8 @@ type Left struct {
 	Ending int // the pid of its owner, which has been killed but does not end; 0: another reason
 }
 
-// NewOwners returns an Owners for the trees that are visible here. ended names trees whose runs count as ended if their
-// state is not visible here.
+// NewOwners returns an Owners for the trees that are visible here. The runs of the trees named in ended count as ended
+// if their state is not visible here.
 func NewOwners(l *cgroup.Layout, ended ...string) *Owners {
 	return &Owners{hs: hierarchies(l), given: ended, found: map[string]found{}}
 }

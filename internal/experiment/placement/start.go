@@ -223,7 +223,7 @@ func markOfFD(pid, fd int) string {
 	if !is || !ok {
 		return ""
 	}
-	var st, of unix.Stat_t // the owner of a memfd is the user who made it, for good
+	var st, of unix.Stat_t // the owner of a memfd is always the user who made it
 	if unix.Stat(path, &st) != nil || unix.Stat(fmt.Sprintf("/proc/%d", pid), &of) != nil {
 		return ""
 	}

@@ -118,7 +118,7 @@ type Existing struct {
 
 	cpu   *cgroup.Hierarchy // the hierarchy that counts CPU time; nil: there is none, and the target is a process
 	pid   int               // of the process, if the target is one
-	start uint64            // of that process
+	start uint64            // when that process began (proc.Process.Start)
 	// inode is the inode number of Dir when Watch was called; 0 before. A group that was removed and made again has
 	// another number.
 	inode  uint64

@@ -29,7 +29,7 @@ const (
 	maxRunBytes    = 16 << 20
 	maxTrialBytes  = 16 << 20
 	maxTrialsBytes = 1 << 30  // of all lines
-	maxKept        = 96 << 20 // of memory, for what a report needs of all trials
+	maxKept        = 96 << 20 // bytes of memory for what a report needs of all trials
 
 	// Limits of one document: objects, arrays and elements of arrays; members of objects; depth of nesting. An element of
 	// the largest struct takes about 300 bytes of memory, from a few bytes of text.

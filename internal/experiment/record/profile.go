@@ -15,7 +15,7 @@ const MaxFunctions = 1000
 // Profile shows in which functions the trial's groups spent their CPU time during the window. The groups' counters give
 // the total, and samples show how it is divided.
 type Profile struct {
-	File    string `json:"file"`    // with the stacks, in the run directory: pprof (github.com/google/pprof)
+	File    string `json:"file"`    // path in the run directory of the stacks, in pprof's form (github.com/google/pprof)
 	Samples int    `json:"samples"` // how many were taken in the trial's groups
 
 	// Metric names the metric of the trial on which the validity of the profile depends: what voids this metric voids the

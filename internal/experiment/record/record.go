@@ -169,7 +169,7 @@ type Trial struct {
 	Subject  json.RawMessage  `json:"subject,omitempty"` // ready message of the subject
 	// Evidence holds what only a guest knows of the trial, by the guest's name.
 	Evidence map[string]json.RawMessage `json:"evidence,omitempty"`
-	Clocks   map[string]time.Duration   `json:"clocks_ns"` // by phase: set-up, warm-up, measured, drain, tear-down, ...
+	Clocks   map[string]time.Duration   `json:"clocks_ns"` // durations of phases, such as set-up and warm-up
 	Metrics  map[string]float64         `json:"metrics"`   // single values of this trial, by metric name
 	// Counts holds counts of this trial, by metric name, that are pooled over trials.
 	Counts map[string]Count `json:"counts,omitempty"`

@@ -221,7 +221,7 @@ func (c *classifier) byBacklog(level int) *split {
 	ended := 0
 	finish := func(until int64) { // processes the requests that ended by that time
 		for ; ended < len(ends) && ends[ended] <= until; ended++ {
-			// With this request, ended+1 have ended. begun counts the requests that were due by then.
+			// With this request, ended+1 requests have ended. The variable begun is how many were due by then.
 			begun := sort.Search(len(c.requests), func(i int) bool { return c.requests[i].Intended > ends[ended] })
 			if begun-(ended+1) != level {
 				continue

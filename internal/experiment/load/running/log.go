@@ -30,7 +30,7 @@ type Request struct {
 	Intended int64   // CLOCK_MONOTONIC
 	Sent     float32 // after Intended
 	Done     float32 // after Intended; its end, successful or not
-	OwnLag   float32 // of the generator; negative: no schedule applies (closed loop)
+	OwnLag   float32 // how late the generator itself was; negative: no schedule applies (closed loop)
 	Connect  float32 // the handshake; negative: there was none
 	failed   bool
 }
