@@ -112,9 +112,9 @@ var guestFeatures = sync.OnceValue(func() (probes []*feature.Probe) {
 	return probes
 })
 
-// diagnose runs all probes; those that make the kernel load modules only if loadModules is set. A probe may create
-// things on the machine and remove them again, so none is interrupted when the context ends: diagnose only skips the
-// remaining ones.
+// diagnose runs all probes, except that it skips those that make the kernel load modules unless loadModules is set. A
+// probe may create things on the machine and remove them again, so none is interrupted when the context ends: diagnose
+// only skips the remaining ones.
 func diagnose(ctx context.Context, loadModules bool) (diagnosis, error) {
 	d := diagnosis{Schema: doctorSchema, Machine: proc.FS{}.Machine()}
 	for _, p := range features() {

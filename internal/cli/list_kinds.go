@@ -16,8 +16,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// newListKinds returns the command that lists kinds of guests, as specs name them, with their settings. all holds the
-// settings that every kind has in addition to its own.
+// newListKinds returns the command that lists kinds of guests, as specs name them, with their settings. The argument
+// all holds the settings that every kind has in addition to its own.
 func newListKinds(name, what string, kinds []kind.Guest, all []param.Setting) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{

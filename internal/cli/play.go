@@ -87,7 +87,7 @@ func playPart(ctx context.Context, _ []string) error {
 type ownProcess struct{}
 
 // unprivileged returns the connection of an application or a load to its parent. If the process runs only this
-// command, it gives up all capabilities before it reports that it is ready.
+// command, the process gives up all capabilities before it reports that it is ready.
 func unprivileged(ctx context.Context) *role.Conn {
 	conn := role.Stdio()
 	if ctx.Value(ownProcess{}) != nil {

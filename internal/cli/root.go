@@ -52,10 +52,10 @@ type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
-// withSignals returns a context that ends on SIGINT, SIGTERM and SIGHUP. Main calls it first, so that nothing is begun
-// that a signal could leave behind. SIGHUP is not caught if it is ignored: a tare started with nohup should outlive the
-// terminal. A pipe without a reader must not end the process in the middle of a run: writing to it fails instead
-// (stdout).
+// withSignals returns a context that ends on SIGINT, SIGTERM and SIGHUP. Main calls it first, so that a signal cannot
+// kill the process once there is something to clean up. SIGHUP is not caught if it is ignored: a tare started with
+// nohup should outlive the terminal. A pipe without a reader must not end the process in the middle of a run: writing
+// to it fails instead (see type stdout).
 func withSignals() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	if !signal.Ignored(unix.SIGHUP) {

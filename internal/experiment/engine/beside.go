@@ -31,8 +31,8 @@ func (x *trial) groupPaths() map[string]bool {
 	return paths
 }
 
-// warnOfBeside warns of control groups outside the trial that are not among those from before it: another program, such
-// as a container engine or a service manager, may have made them for a command of the trial.
+// warnOfBeside warns of control groups outside the trial that did not exist before the trial: another program, such as
+// a container engine or a service manager, may have made them for a command of the trial.
 func (x *trial) warnOfBeside(before map[string]bool) {
 	if _, launches := x.own.(kind.Launcher); before == nil || launches { // a runtime makes groups anywhere
 		return

@@ -6,8 +6,9 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// Merge merges the results, at least one, of the same load at different nodes. It leaves out Slices, because each node
-// was judged by its own. It keeps Own only of a single result, because only the guest knows its form.
+// Merge merges the results of the same load at different nodes, of which there must be at least one. It leaves out
+// Slices, because each node was judged by its own slices. It keeps Own only of a single result, because only the guest
+// knows the form of Own.
 func Merge(all []Result) Result {
 	sum := Result{
 		Generator: all[0].Generator, Mode: all[0].Mode, Arrivals: all[0].Arrivals,

@@ -431,7 +431,8 @@ func (g *Group) limit(l Limits) error {
 }
 
 // limitAbove returns the lowest CPU limit of the groups above this one, on v1, and the group that has it. cgroup v1
-// refuses a higher limit below it (tg_cfs_schedulable_down in kernel/sched/core.c). With v2 the lowest limit applies.
+// refuses a higher limit for groups below that group (tg_cfs_schedulable_down in kernel/sched/core.c). With v2 the
+// lowest limit applies.
 func (g *Group) limitAbove() (group string, cpus float64, ok bool) {
 	h, has := g.tree.layout.Controller("cpu")
 	if !has || h.V2 {

@@ -87,8 +87,8 @@ func lean(line []byte, names *names) (Trial, error) {
 	return t, nil
 }
 
-// values returns a copy of a map of metrics in which the names are those that names shares. It refuses a JSON null,
-// which Tare never writes and which would decode to 0.
+// values copies metrics, and takes the strings of their names from the argument names, so that all trials share these
+// strings. It refuses a JSON null, which Tare never writes and which would decode to 0.
 func values(names *names, of map[string]*float64) (map[string]float64, error) {
 	if of == nil {
 		return nil, nil
@@ -125,7 +125,7 @@ func (n *names) one(name string) string {
 	return name
 }
 
-// shared returns a copy of a map in which the keys are those that names shares.
+// shared copies a map, and takes the strings of its keys from the argument names, so that all trials share them.
 func shared[V any](names *names, of map[string]V) map[string]V {
 	if of == nil {
 		return nil
