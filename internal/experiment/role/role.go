@@ -5,9 +5,9 @@
 // The protocol is JSON lines. The child writes to standard output, the parent to the child's standard input:
 //
 //	child:  {"event":"ready","data":{...}}      set up; data says what others must know (an address, program ids)
-//	parent: {"event":"start","data":{...}}      to loads, and subjects that work: when to run (Schedule)
+//	parent: {"event":"start","data":{...}}      to loads, and subjects that work by themselves: when to run (Schedule)
 //	parent: {"event":"stalls","data":{...}}     only to loads that ask for it when ready, after the window (Stalls)
-//	child:  {"event":"result","data":{...}}     from loads, and subjects that work: all that was measured
+//	child:  {"event":"result","data":{...}}     from loads, and subjects that work by themselves: all that was measured
 //	child:  {"event":"error","data":{"error":"...","mend":"...","code":3}}
 //	child:  {"event":"log","data":"..."}        anything worth a line in the record
 //
@@ -76,7 +76,7 @@ func NewConn(r io.Reader, w io.Writer) *Conn {
 func Stdio() *Conn {
 	in := os.Stdin
 	if info, err := in.Stat(); err == nil && info.Mode()&os.ModeNamedPipe != 0 {
-		// Opened again, because O_NONBLOCK on this one would affect every process that shares it.
+		// The pipe is opened again, because O_NONBLOCK on the inherited descriptor would affect every process that shares it.
 		if f, err := os.OpenFile("/proc/self/fd/0", os.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
 			in = f
 		}

@@ -6,8 +6,8 @@ import (
 )
 
 // Schedule is the data of a start message: when the load begins, by this machine's CLOCK_MONOTONIC, in nanoseconds.
-// Requests intended in [Begin, Begin+Warmup) are warm-up and not counted; those intended in
-// [Begin+Warmup, Begin+Warmup+Duration) are measured. The parent opens its window at the same two edges.
+// Requests whose intended start lies in [Begin, Begin+Warmup) are warm-up and not counted; those whose intended start
+// lies in [Begin+Warmup, Begin+Warmup+Duration) are measured. The parent's window begins and ends with the latter.
 type Schedule struct {
 	Begin    int64 `json:"begin_ns"`
 	Warmup   int64 `json:"warmup_ns"`

@@ -23,7 +23,7 @@ type Session struct {
 	conn     *Conn
 	ready    chan json.RawMessage
 	result   chan json.RawMessage
-	logs     chan string   // its latest log lines
+	logs     chan string   // log lines that nobody has received yet; while it is full, further lines are dropped
 	finished chan struct{} // closed when its result has arrived
 	heard    chan struct{} // closed after its last message; fault is set by then
 	fault    error         // the error that it reported, or an error in its messages
@@ -102,7 +102,7 @@ func (s *Session) ReadyWithin(ctx context.Context, timeout time.Duration) (json.
 	return raw, err
 }
 
-// Log returns a channel of the role's latest log lines.
+// Log returns a channel of the role's log lines. While 16 lines wait to be received, further lines are dropped.
 func (s *Session) Log() <-chan string { return s.logs }
 
 // Finished returns a channel that is closed when the role's result has arrived.

@@ -24,8 +24,8 @@ type Cluster struct {
 // Where constrains the node of a cluster on which a part runs. The zero value allows any.
 type Where struct {
 	On       string // the name of a node, or a label selector for nodes
-	Apart    string // on a different node from this part
-	Together string // on the same node as this part
+	Apart    string // the name of a part on whose node it must not run
+	Together string // the name of a part on whose node it must run
 }
 
 var settleKnob = param.Setting{Name: "settle", Type: param.TypeDuration, Default: "2s", Max: 600,
@@ -38,11 +38,11 @@ var whereSettings = []param.Setting{
 	{Name: "together", Type: param.TypeText, Reach: param.ReachNothing, Doc: "a part on whose node it runs"},
 }
 
-// accountSetting is the value of an account, in the settings' form.
+// accountSetting describes an entry of "accounts".
 var accountSetting = param.Setting{Name: "account", Type: param.TypeText, Reach: param.ReachNothing,
 	Doc: "a service account in the run's namespace"}
 
-// cluster reads the section. The names in it are checked once all parts are known.
+// cluster reads the section "cluster". Cluster.check checks the names in it, once all parts are known.
 func (d *decoder) cluster(n document.Node) (*Cluster, error) {
 	c := &Cluster{Where: map[string]Where{}, Accounts: map[string]string{}}
 	times := param.Defaults([]param.Setting{settleKnob})

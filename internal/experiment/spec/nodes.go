@@ -31,9 +31,9 @@ func (s *Spec) MostNodes() int {
 	return most
 }
 
-// CheckShare refuses a part's limit that is above cpus, the CPUs that all groups of a node may use together; 0 means
-// no limit. Such a limit would have no effect: cgroup v1 refuses it, and with v2 the part gets the share instead. The
-// error is a fault with the code Usage and the place of the part in the spec.
+// CheckShare returns an error if the CPU limit of a part is above cpus, the number of CPUs that all groups of a node
+// may use together (0: any number). The part could not use more than that share: cgroup v1 refuses such a limit, and v2
+// accepts it without effect. The error is a fault with the code Usage and the place of the part in the spec.
 func (s *Spec) CheckShare(cpus float64) error {
 	if cpus == 0 {
 		return nil
@@ -57,8 +57,8 @@ func (s *Spec) CheckShare(cpus float64) error {
 	return nil
 }
 
-// ScaleNodes fits the spec to n nodes, and says what changed, or returns "" if nothing did. An experiment without
-// nodes runs on all n.
+// ScaleNodes adapts the spec to n available nodes. It returns a sentence about what it had to reduce, or "" if the
+// spec needs no more than n. A spec that does not ask for nodes gets all n.
 func (s *Spec) ScaleNodes(n int) string {
 	at := slices.IndexFunc(s.Factors, func(f Factor) bool { return slices.Equal(f.paths, []string{nodesKnob.Name}) })
 	if at < 0 {
@@ -91,7 +91,8 @@ func (s *Spec) ScaleNodes(n int) string {
 		strings.Join(left, ", "))
 }
 
-// OneTrial returns the spec of a single level, without factors and nodes: what one node can run.
+// OneTrial returns the part of s that one node runs: s without factors, short form and number of nodes. s must be the
+// spec at one level (see At).
 func (s *Spec) OneTrial() *Spec {
 	one := *s
 	one.Factors, one.Quick, one.Whole = nil, nil, param.Defaults([]param.Setting{nodesKnob})

@@ -37,7 +37,7 @@ type Spec struct {
 	Whole     param.Values // settings of the whole experiment that can be factors: see nodesKnob
 	Factors   []Factor
 	Repeat    float64       // how long spoiled trials may be repeated, as a fraction of the planned time
-	Precision *Precision    // how narrow intervals must be for the run to end; nil: it ends after Blocks
+	Precision *Precision    // how narrow intervals must be for the run to end; nil: it ends whatever their width
 	Until     time.Duration // how long a run without a number of blocks may take; 0: it ends after Blocks
 	Assert    []assertion.Assertion
 	Quick     *Quick   // what --quick changes
@@ -49,7 +49,7 @@ type Spec struct {
 // Precision is how narrow intervals must be for a run to end.
 type Precision struct {
 	Target  float64  // half-width as a fraction of the value; for a difference, of the baseline's value
-	Metrics []string // whose intervals must be so narrow; none: those of the answer, except quantiles above the median
+	Metrics []string // the metrics whose intervals must be this narrow; if empty, see Spec.PreciseMetrics
 }
 
 // Factor is a setting, or several, that the experiment sweeps.
@@ -121,8 +121,8 @@ const (
 // Level is one value of each factor, by its name.
 type Level map[string]string
 
-// Levels returns all combinations of the factors' levels; the last factor changes fastest. Without factors there is
-// one empty level.
+// Levels returns all combinations of the factors' levels; the last factor in order of name changes fastest. Without
+// factors there is one empty level.
 func (s *Spec) Levels() []Level {
 	levels := []Level{{}}
 	// Sorted by name, because the resolved spec keeps factors in an object, without an order, and must make the same
@@ -178,7 +178,7 @@ func (s *Spec) Traits() map[string]string {
 	return traits
 }
 
-// Lacks returns, by arm, what an arm does not do that the arms it is compared with do.
+// Lacks returns, by arm, the work that the other arms in the comparison do and this one does not.
 func (s *Spec) Lacks() map[string]string {
 	lacks := map[string]string{}
 	for name, p := range s.Arms {

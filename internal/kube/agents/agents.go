@@ -122,7 +122,7 @@ type Agent struct {
 	Port           int
 	Failed         string // why it cannot be asked; empty if it can
 	starting       bool   // it may not listen yet
-	temporary      bool   // it requires nothing of clients
+	temporary      bool   // it requires no TLS and no password
 }
 
 // Set identifies a DaemonSet of agents, so that a coordinator can find the agents again.
@@ -131,7 +131,7 @@ type Set struct {
 	UID                 types.UID
 	Port                int
 	Image               string
-	Temporary           bool // the agents may not listen yet, and require nothing of clients
+	Temporary           bool // the agents may not listen yet, and require no TLS and no password
 }
 
 // Find returns the agents of the installed DaemonSet, one for each node that has a pod of it. If none is installed, it

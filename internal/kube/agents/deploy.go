@@ -90,7 +90,7 @@ type Owner struct {
 	What            string // name of all objects, in the label app.kubernetes.io/name
 	Namespace, Name string
 	Notes           map[string]string // annotations of the Job only
-	Lifetime        time.Duration     // time after which the cluster removes all of it
+	Lifetime        time.Duration     // time after which the cluster removes the Job and the objects that it owns
 	Run             string            // the run that the objects serve, as NAMESPACE/NAME; empty if none
 	Pod             *api.PodSpec      // the Job's template: any pod that the namespace admits
 }
@@ -144,8 +144,8 @@ func (c *Cluster) MakeOwner(ctx context.Context, o Owner) (owned metav1.ObjectMe
 	return owned, nil
 }
 
-// removeUnknown removes the Job that o describes if it exists, although creating it has failed. Otherwise, the cluster
-// removes it when its lifetime is over.
+// removeUnknown removes the Job that o describes, which may exist although the request to create it has failed. If the
+// removal fails too, the cluster removes the Job when its lifetime is over.
 func (c *Cluster) removeUnknown(ctx context.Context, o Owner) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 	defer cancel()
@@ -154,7 +154,7 @@ func (c *Cluster) removeUnknown(ctx context.Context, o Owner) {
 	}
 }
 
-// job finds a Job of MakeOwner that serves a run, by its name. The Job has no UID if there is none.
+// job finds a Job of MakeOwner that serves a run, by the Job's name. If there is none, the result has no UID.
 func (c *Cluster) job(ctx context.Context, what, namespace, name, run string) (Job, error) {
 	jobs, err := c.batch.Jobs(namespace).List(ctx, selecting(what))
 	if err != nil {
@@ -169,8 +169,8 @@ func (c *Cluster) job(ctx context.Context, what, namespace, name, run string) (J
 }
 
 // AgentsOf finds the Job that owns the objects of a run (Owner.Run) in the agents' namespace, by the name that the
-// run's own Job has for it. Anybody may have written the run's Job, so the result has no UID unless the Job found names
-// the run in turn.
+// run's own Job records. Anybody may have written the run's own Job, so a Job of that name counts only if it names the
+// run in turn; otherwise, the result has no UID.
 func (c *Cluster) AgentsOf(ctx context.Context, run, namespace, name string) (Job, error) {
 	return c.job(ctx, TemporaryName, namespace, name, run)
 }
@@ -203,7 +203,7 @@ func Removed(err error) error {
 	return err
 }
 
-// definite reports whether an error is an answer of the API server, which then created nothing.
+// definite reports whether an error proves that the API server has created nothing: it answered, and with a refusal.
 func definite(err error) bool {
 	return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !apierrors.IsTimeout(err) &&
 		!apierrors.IsServerTimeout(err)
@@ -328,7 +328,7 @@ func (c *Cluster) remove(ctx context.Context, j Job) error {
 	return refused(cmp.Or(c.removeJob(ctx, j), c.removeSets(ctx, j)), "removing agents")
 }
 
-// removeSets removes the DaemonSets of a Job. Their pods end sooner than by the garbage collector.
+// removeSets removes the DaemonSets of a Job, so that their pods end sooner than the garbage collector would end them.
 func (c *Cluster) removeSets(ctx context.Context, j Job) error {
 	sets, err := c.apps.DaemonSets(j.Namespace).List(ctx, selecting(TemporaryName))
 	if err != nil {
@@ -430,8 +430,8 @@ func (c *Cluster) Leftovers(ctx context.Context, namespace string) (all []*Lefto
 	return all, hidden, nil
 }
 
-// removeOrphans removes those objects whose only owner is the Job, if no Job with its UID exists, and those without an
-// owner. Anybody can give an object the labels of a Job's, whatever it belongs to.
+// removeOrphans removes an object of l only if it has no owner, or if its only owner is a Job of the name in l that no
+// longer exists: anybody can give an object the labels of a Job's objects, even one that belongs to something else.
 func (c *Cluster) removeOrphans(ctx context.Context, l *Leftover) error {
 	jobs, err := c.batch.Jobs(l.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + l.Name})
 	if err != nil {
@@ -489,7 +489,8 @@ func (c *Cluster) Clean(ctx context.Context, l *Leftover) (err error) {
 }
 
 // RemoveRun removes the Job of a run and, at once, its coordinator's pod. The garbage collector removes everything else
-// that belongs to the Job. This includes the Secret, because who owns it cannot be seen without the right to read it.
+// that belongs to the Job. It also removes the Secret, because RemoveRun could see who owns the Secret only with the
+// right to read it.
 func (c *Cluster) RemoveRun(ctx context.Context, run Job) error {
 	return cmp.Or(c.removeCoordinator(ctx, run), c.removeJob(ctx, run))
 }

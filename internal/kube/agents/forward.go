@@ -163,7 +163,7 @@ func (f *forwarded) Read(p []byte) (int, error) {
 // Close ends the connection to the API server.
 func (f *forwarded) Close() error { return f.conn.Close() }
 
-// The rest of net.Conn. It needs no deadlines, because requests have their own and close the connection.
+// The remaining methods of net.Conn. Deadlines have no effect: each request has a timeout, and closes the connection.
 func (f *forwarded) LocalAddr() net.Addr              { return address{} }
 func (f *forwarded) RemoteAddr() net.Addr             { return address{} }
 func (f *forwarded) SetDeadline(time.Time) error      { return nil }

@@ -27,8 +27,8 @@ import (
 const InstalledNamespace = "tare"
 
 // createdLabel, with the value Manager, is the label of a namespace that Install has created, and that Uninstall may
-// therefore delete with all that is in it. podSecurityLabel holds the least Pod Security level that a namespace's pods
-// must meet (kubernetes.io/docs/concepts/security/pod-security-admission).
+// therefore delete with all that is in it. podSecurityLabel holds the Pod Security level that a namespace enforces on
+// its pods (kubernetes.io/docs/concepts/security/pod-security-admission).
 const (
 	createdLabel     = "app.kubernetes.io/created-by"
 	podSecurityLabel = "pod-security.kubernetes.io/enforce"
@@ -94,8 +94,8 @@ func ownLabel(o *unstructured.Unstructured) string {
 }
 
 // Install installs tare-agent on every node permanently, or updates it, and returns the time at which it began, by the
-// API server's clock. It calls say with each object that it has applied. A namespace that it has not created stays as
-// it is; if another object is not its own, it changes nothing and returns an error.
+// API server's clock. It calls say with each object that it has applied. A namespace that Install has not created stays
+// as it is. If any other object exists that Install has not created, Install changes nothing and returns an error.
 func (c *Cluster) Install(ctx context.Context, namespace, image string, say func(what string)) (
 	began time.Time, err error,
 ) {
@@ -194,9 +194,9 @@ func admits(namespace string) string {
 
 const byOthers = "change it with the tool that installed it, or remove it first"
 
-// isTheirs reports whether an object exists in the cluster that Install has not created. It returns an error as well if
-// such an object is not a namespace, because Apply takes over whatever has equal values, or if it is a namespace that
-// refuses the agents' pods.
+// isTheirs reports whether the cluster has an object of o's kind and name that Install has not created. It returns an
+// error as well if that object is not a namespace, because Apply takes over whatever has equal values, or if it is a
+// namespace that refuses the agents' pods.
 func (c *Cluster) isTheirs(ctx context.Context, o *unstructured.Unstructured) (bool, error) {
 	r, err := c.resource(o)
 	if err != nil {

@@ -22,7 +22,7 @@ const Schema = "tare.cluster/v1"
 type Node struct {
 	Name   string
 	Failed string         // why it did not answer; empty if it did
-	Ledger *ledger.Ledger // settled, as agents send it; nil if the node did not answer. Add does not keep it
+	Ledger *ledger.Ledger // settled (Ledger.Settle), as agents send it; nil without an answer. Add does not keep it
 	Clock  Clock
 	// Root is the control group of the node in its ledger, if the node is only a part of a machine. If it is empty, the
 	// node has the whole machine or, on a machine that several nodes share, the pods that the cluster placed on the node.
@@ -182,7 +182,7 @@ type Row struct {
 // NodeAccount is the account of one node.
 type NodeAccount struct {
 	Name   string     `json:"name"`
-	Failed string     `json:"failed,omitempty"` // why it did not answer; all fields below are then nil
+	Failed string     `json:"failed,omitempty"` // why it did not answer; all fields below except Clock are then nil
 	Start  *time.Time `json:"start"`            // by the asker's clock, if the offset is known
 	End    *time.Time `json:"end"`
 	Clock  Clock      `json:"clock"`

@@ -13,7 +13,7 @@ import (
 
 // Bounds on the cost of untrusted input.
 const (
-	MaxNodes = 5000    // merged nodes: as many as Kubernetes supports
+	MaxNodes = 5000    // merged nodes: the most that Kubernetes supports in a cluster
 	MaxRows  = 400_000 // in one view; further rows are added to the row "(other)"
 	maxCells = 50_000  // owners in the ledger of one node
 	maxName  = 253     // bytes of a name, as in Kubernetes
@@ -254,7 +254,7 @@ func (o *owner) part() string {
 	return cmp.Or(o.component, Application)
 }
 
-// componentKey returns the key of an owner's row among components. Pods that were not asked for have one row together.
+// componentKey returns the key of an owner's row among components. All pods that Options.Match excludes share one row.
 func (o *owner) componentKey() key {
 	if o.namespace == OtherPods {
 		return key{component: OtherPods}

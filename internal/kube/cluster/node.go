@@ -427,8 +427,7 @@ func (w *node) programs(rest owner) {
 func (w *node) share(p *ledger.Program, path string, ns int64, apart bool, rest owner) {
 	component := w.m.name(cmp.Or(p.Component, otherBPF))
 	at := ledger.At(w.owners, path)
-	// The share ran in the root group, or on an idle CPU.
-	if at == nil {
+	if at == nil { // the program ran in the root group, or on an idle CPU
 		if p.Charge == ledger.ChargeTare && w.machine == nil {
 			w.cell(shared(component)).add(bpf, sideShared, w.give(rest, shared(component), cpu, ns))
 		}

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// SharedContainer is the container name of what was spread over a pod.
+// SharedContainer is the container name of the usage that was spread over a pod.
 const SharedContainer = "(shared)"
 
 // spread distributes what serves a node over the pods of its workloads, each figure in proportion to the pods' gross of

@@ -107,7 +107,7 @@ var named = map[string]string{"sidecar": "sidecars", "cni": "CNI", "dns": "DNS",
 	"node": "services of the nodes", "system": "other system pods"}
 
 // A sentence names the biggest components, at most maxParts, and none with less than the fraction leastPart of
-// infrastructure.
+// infrastructure. But if this leaves out only one component, the sentence names that one, too.
 const (
 	maxParts  = 6
 	leastPart = 0.02

@@ -45,8 +45,8 @@ func NewClient(dial func(context.Context) (net.Conn, error)) *Client {
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// ask sends a request and returns the body of the answer. It fails if the body is longer than the limit most, in bytes.
-// bytes is the range that it requests, such as 0-99; if empty, it requests everything.
+// ask sends a request and returns the body of the answer. It fails if the body has more bytes than most. The argument
+// bytes is the requested range, such as 0-99; if it is empty, ask requests everything.
 func (c *Client) ask(ctx context.Context, method, path, bytes string, most int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()

@@ -10,8 +10,8 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// temporaryNamespace is where temporary agents run. It exists in every cluster, and usually only administrators can
-// access it.
+// temporaryNamespace is the default namespace of temporary agents. It exists in every cluster, and usually only
+// administrators can access it.
 const temporaryNamespace = "kube-system"
 
 func namespaceOf(flag string) string { return cmp.Or(flag, temporaryNamespace) }

@@ -40,7 +40,8 @@ func newCoordinator(*connection) *cobra.Command {
 		}}
 }
 
-// coordinate runs the ordered experiment, and then waits until the run directory has been fetched.
+// coordinate runs the ordered experiment, and then waits until the run directory has been fetched, but no longer than
+// pods.KeptFor.
 func coordinate(ctx context.Context, o *pods.Order) error {
 	work, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -100,7 +101,7 @@ func runOrder(ctx context.Context, o *pods.Order, news *coordinator.Server) erro
 		return err
 	}
 	if len(o.Spread) > 0 {
-		s.ScaleNodes(len(o.Spread)) // as "kubectl tare run" did, which told the user
+		s.ScaleNodes(len(o.Spread)) // as "kubectl tare run" did, which has shown the result to the user
 	}
 	w, err := record.Create(o.Dir, o.Run)
 	if err != nil {

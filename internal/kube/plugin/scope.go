@@ -155,7 +155,8 @@ func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration,
 	return w, nil
 }
 
-// started waits until installed agents exist and those of nodes that are ready have started.
+// started waits until installed agents exist and those of nodes that are ready have started, but no longer than the
+// value of --start-within. It returns an error only if the context ends or the agents cannot be listed.
 func (w *windows) started(ctx context.Context) (err error) {
 	ready := map[string]bool{}
 	for i := range w.nodes {

@@ -31,7 +31,7 @@ const (
 	whole      = 500 * time.Millisecond // the same time if no event is missing
 	drainMost  = 30 * time.Second
 	refusedIn  = 500 * time.Millisecond // how long the API server may take to refuse access to a log
-	logHistory = 60                     // seconds of a log before the start of following that are read, too
+	logHistory = 60                     // seconds of a log that are read from before the time when following starts
 	maxLine    = 64 << 10               // bytes of a line that are looked at; the rest is skipped
 )
 
@@ -175,7 +175,7 @@ func (l *logs) take(log io.Reader, node string, event func([]byte) bool) error {
 	}
 }
 
-// add counts an event, if it is one of the loads.
+// add counts an event, unless it is from before the loads began.
 func (l *logs) add(node string, at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -243,7 +243,8 @@ func (l *logs) close() {
 	}
 }
 
-// events records how many events the loads made and, by node, the subject delivered.
+// events records how many events the loads made and how many the subject delivered, and notes the nodes on which some
+// were lost.
 func (x *trial) events(ctx context.Context, l *logs) error {
 	e, made := &record.Events{}, map[string]int64{}
 	for name, p := range x.loads {
@@ -284,7 +285,7 @@ func (x *trial) events(ctx context.Context, l *logs) error {
 	return nil
 }
 
-// describe says on which nodes events were lost.
+// describe adds a warning to l that names the nodes on which events were lost.
 func (x *trial) describe(l *ledger.Ledger) {
 	if len(x.lacking) > 0 {
 		l.Warn("events-lost", "%s did not deliver all events: %s", x.record.Arm, strings.Join(x.lacking, "; "))

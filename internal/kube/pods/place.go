@@ -250,8 +250,8 @@ func taking(nodes []agents.Node) (names []string) {
 	return names
 }
 
-// Spread fits an experiment on nodes to those that take pods, and returns their names and what changed. It returns
-// nothing for another experiment.
+// Spread adapts an experiment on nodes to the nodes that take pods. It returns the names of the nodes on which the
+// experiment runs, and the result of ScaleNodes. For an experiment that is not on nodes, it does nothing.
 func Spread(s *spec.Spec, nodes []agents.Node) (names []string, changed string) {
 	if s.MostNodes() == 0 {
 		return nil, ""

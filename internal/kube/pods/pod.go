@@ -70,7 +70,8 @@ func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks, node s
 		maps.Copy(pod.Annotations, marks.Annotations)
 		if marks.RuntimeClass != "" {
 			pod.Spec.RuntimeClassName = &marks.RuntimeClass
-			// A sandbox with a network stack of its own has no loopback interface to which a port could be forwarded.
+			// A sandbox may have a separate network stack. Its loopback interface cannot be reached by port forwarding, so the
+			// part listens at all addresses.
 			pod.Spec.Containers[0].Env = append(pod.Spec.Containers[0].Env, api.EnvVar{Name: part.OpenVariable, Value: "1"})
 		}
 	}

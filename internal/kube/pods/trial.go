@@ -39,7 +39,7 @@ import (
 
 const (
 	startWithin  = 2 * time.Minute  // for all pods of a trial to become ready, including image pulls
-	stuckAfter   = 20 * time.Second // then a pod that cannot be scheduled or cannot pull its image is given up
+	stuckAfter   = 20 * time.Second // after this time, a pod that is not scheduled or cannot pull its image is given up
 	listenWithin = 20 * time.Second // from the start of a pod until its process listens
 	dialWithin   = 5 * time.Second  // for one connection to a pod
 )
@@ -544,8 +544,8 @@ func (x *trial) dial(ctx context.Context, pod *api.Pod, name string) (net.Conn, 
 	return direct{c}, nil
 }
 
-// direct is a connection to a pod. Its errors are no network errors, which would be taken for those of the API server
-// (ofServer): the network of a sandbox is a part of what is weighed.
+// direct is a connection to a pod. It hides which errors are network errors, because ofServer would blame those on the
+// API server, although the network of a sandbox is a part of what is weighed.
 type direct struct{ net.Conn }
 
 func (d direct) Read(p []byte) (int, error)  { n, err := d.Conn.Read(p); return n, opaque(err) }
@@ -716,7 +716,8 @@ func startedAgain(before, now *api.Pod) string {
 	return ""
 }
 
-// account records the nodes' ledgers as one ledger whose groups have the parts of the trial as their roles.
+// account joins the nodes' ledgers into one whose groups are charged to the parts of the trial, and records it with the
+// metrics that follow from it.
 func (x *trial) account(views []ledger.View) error {
 	for name, pod := range x.pods {
 		if !slices.ContainsFunc(views, func(v ledger.View) bool { return v.Name == pod.Spec.NodeName }) {
@@ -783,7 +784,8 @@ func (x *trial) account(views []ledger.View) error {
 	return nil
 }
 
-// mixed reports whether the ledger has eBPF programs of nodes that are not weighed, on the machine of one that is.
+// mixed reports whether a node that is not weighed is on the machine of one that is, so that the ledger has the eBPF
+// programs of both. It then adds a warning to the ledger.
 func (x *trial) mixed(l *ledger.Ledger) bool {
 	machines := map[string]bool{}
 	for _, n := range x.o.Nodes {
@@ -887,7 +889,7 @@ func (x *trial) clusterWide() string {
 	return ""
 }
 
-// objectsOf returns the programs and maps that are charged to the subject.
+// objectsOf returns the programs and maps that are charged to the subject, and adds their charges to found.
 func objectsOf(l *ledger.Ledger, found map[ledger.Charged]bool) *kind.Objects {
 	o := &kind.Objects{}
 	for i := range l.Programs {

@@ -1,4 +1,4 @@
-// Package delay plants known delays: from a distribution, or as stalls at known times. A server imposes them (Waits),
+// Package delay injects known delays: from a distribution, or as stalls at known times. A server imposes them (Waits),
 // and a calibration compares them with what a load has measured.
 package delay
 

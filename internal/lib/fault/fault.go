@@ -23,7 +23,7 @@ const (
 	Exceeded Code = 5 // a budget of the spec is exceeded, or calibration is out of tolerance
 )
 
-// Error is a failure with a hint. What is required; Where and Hint may be empty.
+// Error is a failure with a hint. Only the fields Code and What are required.
 type Error struct {
 	Code  Code
 	What  string // what was wrong, in one sentence without a full stop

@@ -193,7 +193,7 @@ func (t *Thread) Until(ctx context.Context, at int64) (int64, error) {
 	}
 }
 
-// Sleep sleeps for d, or until the context ends. It then returns the context's cause.
+// Sleep sleeps for d, or returns the context's cause if the context ends earlier.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

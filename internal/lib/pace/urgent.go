@@ -19,10 +19,10 @@ import (
 // schedParam is struct sched_param of sched_setscheduler(2).
 type schedParam struct{ priority int32 }
 
-// RunFirst makes all threads of this process run before those of the fair scheduler (SCHED_RR), or undoes that. Threads
-// and processes that begin meanwhile, including new threads of the Go runtime, have the normal scheduler
-// (SCHED_RESET_ON_FORK): otherwise the processes that this one starts would be weighed under another scheduler than
-// their own.
+// RunFirst makes all threads of this process run before those of the fair scheduler (it sets SCHED_RR) or, if on is
+// false, undoes that. Threads and processes that begin meanwhile, including new threads of the Go runtime, have the
+// normal scheduler (SCHED_RESET_ON_FORK): otherwise the processes that this one starts would be weighed under another
+// scheduler than their own.
 func RunFirst(on bool) error {
 	set := func(tid int) error { return setScheduler(tid, unix.SCHED_RR|unix.SCHED_RESET_ON_FORK, 1) }
 	if !on {

@@ -35,7 +35,7 @@ type Reach string
 
 // The reaches. Numbers, switches and words have no reach: the guest defines what their values do.
 const (
-	ReachNothing Reach = "nothing" // it selects one of the guest's own options, or is only compared or passed on as text
+	ReachNothing Reach = "nothing" // the text selects one of the guest's options, or is only compared or passed on
 	ReachCommand Reach = "command" // it is run, is part of what is run, or defines where that comes from
 	ReachFile    Reach = "file"    // it is the path of a file that is read, written or waited for
 	ReachAddress Reach = "address" // it is an address to connect to

@@ -6,11 +6,11 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// A run that goes on until its assertions are decided examines its intervals repeatedly. With 95 % intervals, some
-// look would miss the truth in far more than 5 % of runs. SequentialConfidence is the confidence of the intervals at
-// each look. The looks are those that NextLook returns up to LastLook, and one more when the time is up; all their
-// intervals together then contain the truth in 95 % of runs (repeated confidence intervals of constant width in
-// standard errors, after Pocock 1977 and Jennison and Turnbull 1989; the figure is from the simulation in
+// A run that goes on until its assertions are decided looks at its intervals repeatedly. With 95 % intervals, at least
+// one of these looks would miss the truth in far more than 5 % of runs. SequentialConfidence is the confidence of the
+// intervals at each look. The looks are those that NextLook returns up to LastLook, and one more when the time is up;
+// all their intervals together then contain the truth in 95 % of runs (repeated confidence intervals of constant width
+// in standard errors, after Pocock 1977 and Jennison and Turnbull 1989; the figure is from the simulation in
 // docs/statistics.md).
 const (
 	SequentialConfidence = 0.993
@@ -99,9 +99,9 @@ func PlannedBlocks(blocks int, half, away, power float64) (int, bool) {
 	return max(n+fewBlocks, MinBlocks), true
 }
 
-// forecast returns the number of blocks with which a run resolves the wanted distance. With the given number of blocks
-// it resolves the distance in now, which shrinks with the square root of the number. forecast returns false above
-// maxBlocks.
+// forecast returns the number of blocks with which a run resolves a distance (wanted), given the distance that it
+// resolves with a given number of blocks (now): this distance shrinks with the square root of the number of blocks. It
+// returns false if the result would be more than maxBlocks, or if an argument is not above 0.
 func forecast(blocks int, now, wanted float64) (int, bool) {
 	if !(now > 0) || !(wanted > 0) || blocks <= 0 {
 		return 0, false

@@ -205,7 +205,7 @@ func (d Dependence) over(xs []float64) (inflation float64) {
 	return inflation
 }
 
-// The factors by which an interval that may be too narrow is widened before a value outside of it counts as outside.
+// The factors for Beyond, by which an interval that may be too narrow is widened before a value is compared with it.
 const (
 	StrongTimes = 5 // neighbouring blocks resemble each other strongly
 	UnevenTimes = 3 // trials are uneven; covers 95 % in the worst simulated setting
@@ -226,8 +226,8 @@ func (s *Series) Strong() bool {
 	return independent < shownBelow && inflation > strongInflation
 }
 
-// The weights of independence below which states widen intervals, and below which states count as shown; and the
-// factor on a variance from which widened intervals may still be too narrow.
+// If the weight of independence is below widensBelow, states widen intervals. If it is below shownBelow, and states
+// multiply the variance by more than strongInflation, the widened intervals may still be too narrow (Strong).
 const (
 	widensBelow     = 0.72
 	shownBelow      = 0.25

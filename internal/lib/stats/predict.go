@@ -170,8 +170,8 @@ func (l *Line) within(x []float64) bool {
 // intervals were up to 1e5 times as wide as the predicted value, and covered 98 to 99 %.
 const fewestFree = 2
 
-// passes is the maximum number of repetitions of weighted least squares. They end earlier when no variance changes by
-// more than the fraction settled.
+// passes is the maximum number of repetitions of weighted least squares. They end earlier, when no variance changes by
+// more than a small fraction of it (settled).
 const (
 	passes  = 20
 	settled = 1e-6

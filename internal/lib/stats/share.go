@@ -19,7 +19,7 @@ type Share struct {
 	HasInterval bool // there are at least two trials
 	Samples, In int
 	Trials      int
-	Some        int // trials with any samples in the part
+	Some        int // trials with any samples in the part; 0 also if DesignEffect is NaN
 
 	Fewest, Most int // samples of a trial
 	// DesignEffect is the ratio of the variance, estimated between trials, to that of independent samples: 1 or more. It

@@ -1,5 +1,5 @@
-// Package stats holds the estimators between trials and the sentences of a report. It is pure: it takes and returns
-// numbers.
+// Package stats computes the estimates and intervals in reports from the values of trials. It is pure: it takes and
+// returns numbers.
 //
 // Every interval has its method and the confidence that the method reaches, since exact methods on few blocks cannot
 // reach exactly 95 %. The coverage of each is measured by simulation in the tests; docs/statistics.md has the figures
@@ -47,7 +47,7 @@ type Estimate struct {
 	HasInterval bool
 	Confidence  float64 // reached by the method, which may differ from the requested one
 	N           int     // blocks
-	Effective   float64 // independent blocks that N are worth; 0 if not computed
+	Effective   float64 // number of independent blocks that the N blocks are worth; 0 if not computed
 	Method      Method
 }
 

@@ -1,5 +1,5 @@
-// Package terminal writes text to terminals of which others have chosen a part. A record, a node or a weighed process
-// must not be able to control the terminal or to hide what the text says.
+// Package terminal writes text that others have chosen in part to terminals. A record, a node or a weighed process must
+// not be able to control the terminal or to hide what the text says.
 package terminal
 
 import (

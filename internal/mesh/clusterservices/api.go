@@ -35,9 +35,8 @@ const (
 	answersWithin = 15 * time.Second // less than the load's patience
 )
 
-// api is a client of the cluster's API server, with the rights of the pod's service account. Tare's own programs for
-// clusters use Kubernetes' client, which would make the binary that runs in every pod and on every machine half as
-// large again.
+// api is a client of the cluster's API server, with the rights of the pod's service account. Kubernetes' own client,
+// which kubectl-tare uses, would enlarge the binary that runs in every pod and on every machine by half.
 type api struct {
 	http      http.Client
 	server    string // host:port
@@ -46,7 +45,7 @@ type api struct {
 	pod       string // the name of this pod
 }
 
-// inPod returns the client of this pod, whose service account is in a directory.
+// inPod returns the client of this pod. dir is the directory with the files of the pod's service account.
 func inPod(dir string) (*api, error) {
 	token, err := os.ReadFile(filepath.Join(dir, "token"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -79,7 +78,8 @@ const (
 	endpointSlices = "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices"
 )
 
-// call sends a request for one of the paths, with more at its end, and decodes the answer into out.
+// call sends a request to one of the paths above, followed by the text in more, and decodes the answer into out. The
+// body is in. Both in and out may be nil.
 func (a *api) call(ctx context.Context, method, path, more string, in object, out any) error {
 	var body []byte
 	if in != nil {

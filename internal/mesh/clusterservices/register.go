@@ -1,6 +1,7 @@
-// Package clusterservices is an application that makes Services of a Kubernetes cluster, and changes their endpoints
-// when the load push asks for it. It runs in a pod, with a service account that may do this. What serves Services in
-// the cluster (kube-proxy, or a mesh) is then timed: from the change at the API server until connections follow it.
+// Package clusterservices is an application that creates Services of a Kubernetes cluster, and changes their endpoints
+// when a load of kind "push" asks for it. It runs in a pod, with a service account that may do this. The load times the
+// cluster's implementation of Services (kube-proxy, or a mesh): from the change at the API server until connections go
+// to the new endpoints.
 //
 // Every endpoint is a port of the application's own pod, and a change moves a Service to another port. An endpoint
 // answers each connection with the number of its Service and of the change that added it (services.Answer).
@@ -53,7 +54,7 @@ func (guest) About() kind.About {
 		InPods:      true,
 		AppProtocol: func(param.Values) string { return "tcp" },
 		Process:     slices.Concat(settings, []param.Setting{listenSetting}),
-		// Those of the trial before are removed first.
+		// The Services of earlier trials are removed first.
 		ReadyWithin: func(v param.Values) time.Duration {
 			return time.Minute + time.Duration(v.Int(servicesKey))*50*time.Millisecond
 		},

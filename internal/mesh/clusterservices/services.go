@@ -38,12 +38,13 @@ type made struct {
 	owner   object     // metadata of every object: labels, and the pod, with which the cluster removes them
 	ready   services.Ready
 	control net.Listener // for clients that ask for changes
-	// now and before have the listener of each Service's endpoint, and of the endpoint before, to which connections go
-	// until the change is everywhere.
+	// now holds the listener of each Service's endpoint. before holds that of the Service's previous endpoint, to which
+	// connections may still go until a change has reached every node.
 	now, before []net.Listener
 }
 
-// serve makes count Services, calls ready, and changes them for those who ask at the address listen, until ctx ends.
+// serve creates the given number of Services (count) and calls ready. Until ctx ends, it then applies the changes that
+// clients request at the given address (listen).
 func serve(ctx context.Context, a *api, count int, listen string, ready func(services.Ready) error) (err error) {
 	m := &made{api: a, now: make([]net.Listener, count), before: make([]net.Listener, count)}
 	defer m.close()

@@ -42,7 +42,7 @@ const (
 	replacerKey  = "replacer"
 )
 
-// processSettings are settings of the process that specs do not have.
+// processSettings are the settings of the load's process. Specs do not have them.
 var processSettings = []param.Setting{
 	{Name: serviceKey, Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "the first service, an IPv4 address and a port: 10.96.0.1:80"},

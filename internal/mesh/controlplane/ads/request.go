@@ -32,7 +32,7 @@ type request struct {
 	url     string
 	nonce   string
 	version string            // state of the world
-	names   []string          // deltas: to subscribe to
+	names   []string          // state of the world: all that the data plane subscribes to; deltas: those to add
 	drop    []string          // deltas: to unsubscribe from
 	known   map[string]string // deltas: the versions that the data plane has, by name
 	refused bool

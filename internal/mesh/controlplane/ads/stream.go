@@ -351,7 +351,7 @@ func (s *stream) next(now int64) *response {
 	return nil
 }
 
-// turning returns the index of the first subscription whose stage is turns, or 0 if there is none.
+// turning returns the index of the first subscription to listeners or routes (stage turns), or 0 if there is none.
 func (s *stream) turning() int {
 	i := slices.IndexFunc(s.subs, func(sub *subscription) bool { return sub.kind.stage == turns })
 	return max(i, 0)

@@ -106,8 +106,8 @@ func (a *Authority) Identity(ctx context.Context) (string, error) {
 	return info.proof.id, nil
 }
 
-// Authorize returns a gRPC error (Unauthenticated or PermissionDenied) unless the peer has the identity want, and logs
-// the refusal.
+// Authorize returns a gRPC error (Unauthenticated or PermissionDenied), and logs the refusal, unless the peer has the
+// wanted identity.
 func (a *Authority) Authorize(ctx context.Context, want string) error {
 	id, err := a.Identity(ctx)
 	if err != nil {
