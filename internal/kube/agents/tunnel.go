@@ -167,7 +167,8 @@ func (t *tunnel) next() error {
 	return err
 }
 
-// control handles a control frame.
+// control answers the other side's pings. It returns io.EOF for a frame that ends the data stream or the connection,
+// and ignores all other control frames.
 func (t *tunnel) control(kind spdy.ControlFrameType, header, body []byte) error {
 	number := uint32(0)
 	if len(body) >= 4 {

@@ -6,7 +6,7 @@ import (
 	"tare/internal/lib/known"
 )
 
-// side classifies usage in sums.
+// side determines the sums of which usage is a part.
 type side uint8
 
 // The sides. Net is the sum of sideNet and sideOther, and tare is the sum of sidePod and sideShared.
@@ -38,14 +38,14 @@ type account struct {
 	sums    [figures][sides]int64
 	unknown [figures]uint32 // number of unknown parts
 	in      [figures]uint8  // bit set of the sides of the unknown parts
-	missing [figures]bool   // whether an unknown part is counted in no other figure
+	missing [figures]bool   // whether the figure of no group contains one of the unknown parts
 	// inPod is the number of parts that are unknown only by container: the figure of the pod contains them.
 	inPod [figures]uint32
 }
 
 func (a *account) add(figure int, s side, n int64) { a.sums[figure][s] += n }
 
-// mark records an unknown part of a figure. It is missing if no other figure contains it.
+// mark records an unknown part of a figure. missing means that the figure of no group contains that part.
 func (a *account) mark(figure int, s side, missing bool) {
 	a.unknown[figure]++
 	a.in[figure] |= 1 << s
@@ -90,8 +90,8 @@ func (a *account) gross() (g metrics) {
 // zero is shared by all figures that are 0. They are the majority, and a large cluster has millions.
 var zero float64
 
-// usage returns the account in the units of Usage. row is true for one of several rows: an unknown part may be counted
-// in the figure of any other row. The total of a node contains an unknown part, unless it is missing.
+// usage returns the account in the units of Usage. row is true if the account is one of several rows: any other row may
+// then contain its unknown parts. A total (row is false) contains all its unknown parts, except missing ones.
 func (a *account) usage(row bool) Usage {
 	var u Usage
 	for f, to := range u.splits() {

@@ -137,8 +137,8 @@ type Budget struct {
 type Usage struct {
 	CPU  Split `json:"cpu_seconds"`
 	CPUs Split `json:"cpus"` // CPU divided by the length of each node's window
-	// BPF is the run time of eBPF programs, whoever loaded them, that ran while its tasks were on the CPU, as far as
-	// samples placed it. It is included in CPU.
+	// BPF is the run time of eBPF programs, whoever loaded them, while tasks of this part of the cluster were on the CPU,
+	// as far as samples show it. It is included in CPU.
 	BPF        Split `json:"bpf_seconds"`
 	Hard       Split `json:"memory_hard_bytes"` // at the end of the window, like all memory
 	Soft       Split `json:"memory_soft_bytes"`

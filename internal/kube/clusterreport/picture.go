@@ -65,7 +65,8 @@ type part struct {
 	value float64
 }
 
-// draw lays out a chart.
+// draw lays out a chart with one bar for each name. keys are the entries of the legend, and parts holds the segments of
+// each bar.
 func draw(title string, keys []string, names []string, parts [][]part) picture {
 	p := picture{Title: title, Height: barsTop + barHeight*len(names) + 24}
 	largest := 0.0

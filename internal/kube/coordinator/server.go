@@ -74,7 +74,7 @@ type Server struct {
 	once      sync.Once
 
 	mu     sync.Mutex
-	news   chan struct{} // closed when there is news
+	news   chan struct{} // closed, and replaced by another, when a field below changes
 	log    []byte        // the end of the progress output
 	before int64         // bytes of progress output before log
 	trials int64
@@ -128,7 +128,7 @@ func (r *Recorder) Append(t record.Trial) error {
 	return err
 }
 
-// Handler returns the handler of requests.
+// Handler serves the progress (/status), run.json and trials.jsonl, and accepts /interrupt and /fetched.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", s.status)

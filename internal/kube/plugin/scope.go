@@ -29,7 +29,8 @@ const (
 	maxRules    = 1 << 20 // bytes of a file of rules
 )
 
-// scope defines which agents take windows, and what gets rows.
+// scope defines which agents take windows, and which pods get separate rows. Flags set most fields; check sets
+// namespace, charges and selects.
 type scope struct {
 	image, agentsNamespace, namespace string
 	selector, owner, shared, rules    string
@@ -121,7 +122,7 @@ func checkWindow(flag string, d time.Duration) error {
 	return nil
 }
 
-// windows are consecutive windows that the agents of a cluster take together.
+// windows has the agents of a cluster take windows together, one window after the other.
 type windows struct {
 	*scope
 	c         *agents.Cluster

@@ -35,8 +35,8 @@ const (
 	maxLine    = 64 << 10               // bytes of a line that are looked at; the rest is skipped
 )
 
-// logs counts the events in the logs of an installed subject. Each log is followed from before the loads begin, so that
-// the kubelet may rotate it meanwhile, and whether an event counts depends on the time that its node gives its line.
+// logs counts the events in the logs of an installed subject. Each log is followed from before the loads begin, so the
+// kubelet may rotate it during the trial. An event counts if the loads had begun when its node logged it.
 type logs struct {
 	cancel context.CancelFunc
 	ended  sync.WaitGroup

@@ -150,8 +150,8 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 	return views, context.Cause(ctx)
 }
 
-// gather returns the ledgers of all nodes that gave one of the window, sorted by node. It sets silent to the other
-// nodes, including those without an agent, such as one whose agent is being replaced.
+// gather collects the answers of a window. It returns the ledgers, sorted by node, and sets silent to the nodes without
+// one, including nodes that have no agent because it is being replaced. It also sets lost.
 func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 	silent := map[string]string{}
 	for _, n := range x.o.Nodes {
@@ -202,7 +202,7 @@ func apart(w *agents.Window, a *agents.Answer) string {
 
 const noAgent = "it has no agent"
 
-// place chooses the node of each part. In an experiment on nodes, every part runs on each of the first n.
+// place chooses the node of each part. If n is above 0, every part runs on each of the first n nodes of Options.Spread.
 func (x *trial) place(n int) {
 	whole := x.parts()
 	if n == 0 {
@@ -458,7 +458,8 @@ func imagesOf(pods map[string]*api.Pod) map[string]string {
 	return images
 }
 
-// applies checks that the subject of the arm applies to the pods, and that none does in the baseline.
+// applies checks that the arm's subject applies to the pods that it is to apply to, and that no subject applies to any
+// other pod of the trial.
 func (x *trial) applies() error {
 	var others []string
 	for name, pod := range x.pods {

@@ -11,7 +11,7 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Mapped is the memory of maps that this process has mapped.
+// Mapped holds the memory into which View has mapped the elements of eBPF maps.
 type Mapped struct{ memory [][]byte }
 
 // View is like MapArray, and adds the memory to m, whose Close unmaps it.

@@ -19,8 +19,8 @@ const (
 	Internal Code = 1 // a defect in Tare, or an unexpected failure of the operating system
 	Usage    Code = 2 // wrong use or configuration
 	Machine  Code = 3 // this machine cannot do it
-	Invalid  Code = 4 // the run is invalid
-	Exceeded Code = 5 // a budget of the spec is exceeded, or calibration is out of tolerance
+	Invalid  Code = 4 // the result is invalid or incomplete, or cannot decide an assertion
+	Exceeded Code = 5 // an assertion fails, all operations of a load failed, or calibration is out of tolerance
 )
 
 // Error is a failure with a hint. Only the fields Code and What are required.

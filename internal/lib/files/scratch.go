@@ -39,7 +39,8 @@ func LargeTemp() string {
 // purpose, a word, is part of the directory's name.
 //
 // NewScratch fails in a system directory in which another user could replace what it creates, because other processes
-// receive names of files in it. A caller that passes another parent should use FD.
+// receive names of files in it. A caller that passes another parent should access the created directory by FD, which
+// nobody can replace, and not by its path.
 func NewScratch(parent, purpose string) (*Scratch, error) {
 	parent = cmp.Or(parent, os.TempDir())
 	if parent == os.TempDir() || parent == LargeTemp() {

@@ -1,5 +1,6 @@
 // Package limit bounds what unauthenticated peers can cost a server: how many connections they hold (bound.go,
-// latest.go), and how much work it takes to verify the certificates they present (certchain.go).
+// latest.go), and how much work it takes to verify the certificates they present (certchain.go). It also has helpers
+// for servers (listen.go, serve.go).
 package limit
 
 import (

@@ -57,7 +57,7 @@ func Clock(id int32) int64 {
 	return ts.Nano()
 }
 
-// Schedule holds the intended starts of one generator, or of its share of them. It is not safe for concurrent use.
+// Schedule holds the intended starts of one generator, or one share of them. It is not safe for concurrent use.
 type Schedule struct {
 	begin int64 // beginning of the schedule, ns by Now
 	next  int64

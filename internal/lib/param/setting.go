@@ -29,8 +29,8 @@ const (
 	TypeText     Type = "text"     // free text on one line
 )
 
-// Reach is how much the author of a text can make a machine do. On a node, for example, a spec from another machine
-// may do only what was allowed.
+// Reach is how much the author of a text can make a machine do. For example, a node refuses specs from a coordinator
+// if their texts reach further than the guests do by themselves (spec.CheckReach).
 type Reach string
 
 // The reaches. Numbers, switches and words have no reach: the guest defines what their values do.

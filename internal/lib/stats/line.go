@@ -59,7 +59,7 @@ type Line struct {
 	R2           float64
 	Method       Method
 	Blocks       int          // blocks that were fitted; others had too few levels
-	Range        [][2]float64 // by factor: where the line holds
+	Range        [][2]float64 // by factor: the lowest and the highest level of the observations
 
 	// Effective is the number of independent blocks that the blocks of the line are worth, for the coefficient with the
 	// strongest dependence; 0 if there are too few to tell. If Strong is set, the intervals may still be too narrow.

@@ -41,7 +41,8 @@ func DecodeHistogram(encoded string) (*hdrhistogram.Histogram, error) {
 	return h, nil
 }
 
-// checkGeometry reads only the header of an encoded histogram. Decoding finds all other errors.
+// checkGeometry returns an error if an encoded histogram exceeds the bounds above. It reads only the header; decoding
+// finds all other errors.
 func checkGeometry(encoded string) error {
 	if len(encoded) > maxEncoded {
 		return fmt.Errorf("more than %d KiB", maxEncoded>>10)

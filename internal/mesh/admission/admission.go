@@ -355,8 +355,8 @@ func (l *Load) unsent(at int64) {
 	}
 }
 
-// work makes reviews, one at a time, until the schedule or the window ends. In closed loop it begins at the time from
-// (ns by pace.Now).
+// work makes reviews, one at a time, until the schedule or, in closed loop, the window ends. In closed loop it begins
+// at the given time (from, ns by pace.Now) and takes the numbers of reviews from next.
 func (l *Load) work(ctx context.Context, from int64, due <-chan due, next *atomic.Int64) {
 	free := pace.Now()
 	if l.o.Rate > 0 {

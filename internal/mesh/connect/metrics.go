@@ -9,7 +9,8 @@ import (
 	"tare/internal/mesh/generation"
 )
 
-// metrics are the metrics of the load, and of a subject that replaces its configuration meanwhile.
+// metrics are the rate and the time of a subject's configuration changes, the shares of connections that failed or went
+// to a wrong address during the changes, and the time until no connection reached an old endpoint any more.
 var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{

@@ -235,7 +235,7 @@ func (c *conn) taken(bytes int) {
 	_ = c.weigh() // the total only shrinks here; the call that exceeded a limit acts on it
 }
 
-// open records that streams have begun or ended. A connection without streams has no pending data.
+// open records that a stream has begun (more is 1) or ended (-1). A connection without streams has no pending data.
 func (c *conn) open(more int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

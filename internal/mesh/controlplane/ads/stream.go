@@ -268,7 +268,7 @@ func (s *stream) subscribe(url string) *subscription {
 	return sub
 }
 
-// take processes a request.
+// take applies a request to the subscription to its type, and calls Options.OnAnswer if the request answers a response.
 func (s *stream) take(r *request) error {
 	if r.err != nil {
 		return r.err

@@ -17,7 +17,7 @@ type subscription struct {
 	named bool   // the data plane has subscribed by name before; from then on, an empty list means none
 
 	sent  *Table          // the last table sent: the data plane has those of its resources that it subscribed to
-	began *Table          // the table at the first request; while it is current, responses are not changes
+	began *Table          // the table at the first request; while it is current, responses count as requested
 	due   bool            // a response is due even if it is empty
 	owed  map[string]bool // names to send even if the data plane has them; true: it requested them
 	owing int64           // bytes to keep, and to report as missing, the names in owed that the table lacks
