@@ -129,7 +129,7 @@ func (s *Session) wait(ctx context.Context, c chan json.RawMessage, what string,
 	}
 }
 
-// Decode decodes the data of a message from the role; what names the message.
+// Decode decodes the data of a message from the role into v. Errors name the message by the given text (what).
 func (s *Session) Decode(data json.RawMessage, what string, v any) error {
 	if err := CheckValues(data); err != nil {
 		return fmt.Errorf("the %s of %s has %w", what, s.name, err)

@@ -32,7 +32,7 @@ var specLimit = document.Limit{
 }
 
 // Parse reads a spec. file is its name in messages; features are the names that "needs" may use, or nil for any. Its
-// error is a fault with the code Usage and the place as file:line:column.
+// error is a fault with the code Usage and the place: file:line:column or, if that is unknown, less.
 func Parse(file string, data []byte, features []string) (*Spec, error) {
 	d := &decoder{File: document.File(file), features: features, places: map[string]document.Node{}}
 	documents, err := d.Parse(data, specLimit)
@@ -66,8 +66,8 @@ var specKeys = []string{
 	"loads", "arms", kind.BaselineKey, "factors", "gates", "repeat", "precision", "until", "assert", "quick", "cluster",
 }
 
-// spec decodes the whole document. Factors and the short form come last, wherever they stand in the file, because they
-// refer to what the other keys define.
+// spec decodes the whole document. Factors, assertions and the short form come last, wherever they stand in the file,
+// because they refer to what the other keys define.
 func (d *decoder) spec(root document.Node) (*Spec, error) {
 	s := &Spec{
 		Setup: kind.Setup{

@@ -33,7 +33,7 @@ func (s *Spec) phrase(f Factor) (words map[string]string) {
 	for _, path := range f.paths {
 		t, known := s.target(path)
 		if !known {
-			continue // belongs to an arm that the short form leaves out
+			continue // the setting belongs to an arm that the short form leaves out
 		}
 		if read && !maps.Equal(t.knob.Phrase, words) {
 			return nil

@@ -1,6 +1,6 @@
 // Package spec holds an experiment as a person writes it and as it is resolved. Parse reads the file and checks every
-// key against the settings that guests declare, Apply applies the command line, At returns the experiment at one level
-// and As the experiment as one arm runs it. Nothing in the package starts anything.
+// key against the settings that guests (applications, loads and subjects) declare, Apply applies the command line, At
+// returns the experiment at one level, and As returns it as one arm runs it. Nothing in the package starts anything.
 package spec
 
 import (
@@ -115,7 +115,7 @@ var (
 // maxTrials and maxPlaces bound a plan, because its record is bounded.
 const (
 	maxTrials = record.MaxTrials
-	maxPlaces = record.MaxPlaces // arms at levels
+	maxPlaces = record.MaxPlaces // combinations of an arm and a level
 )
 
 // Level is one value of each factor, by its name.
@@ -142,7 +142,8 @@ func (s *Spec) Levels() []Level {
 	return levels
 }
 
-// AllArms returns the names of all arms: the baseline, its twin, then the spec's own arms in order of name.
+// AllArms returns the names of all arms: the baseline, its A/A twin, which repeats it, then the spec's own arms in order
+// of name.
 func (s *Spec) AllArms() []string {
 	return append([]string{record.Direct, record.AA}, slices.Sorted(maps.Keys(s.Arms))...)
 }
@@ -216,7 +217,7 @@ func (s *Spec) assign(values map[string]string) {
 	}
 }
 
-// clone returns a copy whose settings can be changed.
+// clone returns a copy whose settings can be changed without changing s.
 func (s *Spec) clone() *Spec {
 	c := *s
 	c.Setup, c.Whole = s.Setup.Clone(), s.Whole.Clone()
@@ -333,7 +334,7 @@ func (s *Spec) sweeping(path string) *Factor {
 	return lists.Find(s.Factors, func(f *Factor) bool { return slices.Contains(f.paths, path) })
 }
 
-// choose keeps some of the factor's cases.
+// choose keeps only the given cases of the factor, in the given order.
 func (f *Factor) choose(levels []string) error {
 	for i, level := range levels {
 		if !slices.Contains(f.Levels, level) {
@@ -449,7 +450,7 @@ func names(metrics []measured.Metric) []string {
 	return lists.Map(metrics, func(m measured.Metric) string { return m.Name })
 }
 
-// Headlines returns the names of the metrics in the experiment's answer, if trials have them.
+// Headlines returns the names of the metrics that the experiment's answer contains if the trials have values of them.
 func (s *Spec) Headlines() []string { return names(measured.Headlines(&s.Setup)) }
 
 // PreciseMetrics returns the metrics whose intervals decide when a run with a precision ends: those that the spec

@@ -1,5 +1,6 @@
 // Package agents finds tare-agent on the nodes of a cluster, or deploys it temporarily, and has all agents take a
-// window at the same time. Start reading at Cluster.Find, Cluster.Deploy and Cluster.Open.
+// window (weigh their nodes for a time) at the same time. Start reading at Cluster.Find, Cluster.Deploy and
+// Cluster.Open.
 //
 // It reaches agents as kubectl port-forward does: through the API server, which authenticates the user, and from the
 // pod's own loopback interface, the only one on which an agent without passwords serves windows. No port is opened.

@@ -466,7 +466,7 @@ func (c *Cluster) Clean(ctx context.Context, l *Leftover) (err error) {
 	if err != nil {
 		return refused(err, "removing "+l.Namespace+"/"+l.Name)
 	}
-	var last error // of looking for what is left
+	var last error // the latest error in listing what is left
 	for {
 		left, _, err := c.Leftovers(ctx, l.Namespace)
 		if ctx.Err() == nil {

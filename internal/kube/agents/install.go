@@ -186,7 +186,7 @@ func (c *Cluster) unready(ctx context.Context, set *appsapi.DaemonSet) (all stri
 	return text.ClipLine(all, maxRefusal)
 }
 
-// admits returns a hint for when a namespace refuses the agents' pods.
+// admits returns the hint for a namespace that refuses the agents' pods.
 func admits(namespace string) string {
 	return fmt.Sprintf("choose another with -n, or kubectl label --overwrite namespace %s %s=%s", namespace,
 		podSecurityLabel, privileged)

@@ -36,7 +36,7 @@ const maxReason = 200
 // reason returns a short reason why an agent gave no window.
 func reason(err error) string {
 	if of, is := errors.AsType[*fault.Error](err); is && of.Err != nil {
-		err = of.Err // the address of the agent is left out: the node is named
+		err = of.Err // this leaves out the agent's address, because the node is named anyway
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):

@@ -144,7 +144,7 @@ func (c *Cluster) now(ctx context.Context) (now time.Time, err error) {
 	answer, err := client.Do(request)
 	if err == nil {
 		answer.Body.Close()
-		now, err = http.ParseTime(answer.Header.Get("Date")) // also in a refusal
+		now, err = http.ParseTime(answer.Header.Get("Date")) // a refusal has this header, too
 	}
 	return now, refused(err, "asking for the time")
 }

@@ -6,7 +6,7 @@ import (
 	"tare/internal/lib/known"
 )
 
-// side determines the sums of which usage is a part.
+// side says in which sums usage counts: in net or tare, and in which part of it.
 type side uint8
 
 // The sides. Net is the sum of sideNet and sideOther, and tare is the sum of sidePod and sideShared.

@@ -29,7 +29,7 @@ func (x *machine) give(node string, from owner, figure int, n int64) {
 	x.given[node][from][figure] += n
 }
 
-// take removes from a view's cells what other nodes moved to their pods, as far as the cells have it.
+// take removes from a view's cells the usage that other nodes moved to their pods, as far as the cells contain it.
 func (x *machine) take(v *view) {
 	for node, given := range x.given {
 		for from, of := range given {
@@ -67,7 +67,7 @@ func (x *machine) counted() (best *view, views []*view) {
 	return best, []*view{best}
 }
 
-// finishMachine adds the usage of groups that belong to none of the nodes, and closes the budget.
+// finishMachine adds the usage of groups that belong to none of the nodes, and puts the machine into the account.
 func (m *Merger) finishMachine(x *machine) {
 	slices.Sort(x.kept.Nodes)
 	label := x.kept.Label()
@@ -90,7 +90,7 @@ func (m *Merger) finishMachine(x *machine) {
 			}
 		}
 		for o, cell := range v.lines {
-			// Of what is in no group, only processes are a node's own. The rest is the machine's, which all nodes see.
+			// Of the usage in no group, only that of processes is the node's own. The rest is the machine's: all nodes see it.
 			if v == best || o.component == rootProcesses || o.component == self {
 				add(o, cell)
 			}

@@ -27,7 +27,7 @@ const (
 	NoRule      = "(no rule)"   // named by no rule
 	OtherPods   = "(other pods)"
 	OtherRows   = "(other)" // beyond MaxRows
-	NodeItself  = "(node)"  // namespace of what serves a node and is in no pod
+	NodeItself  = "(node)"  // namespace of usage that is in no pod
 )
 
 // Merger adds up the ledgers of nodes, one at a time. It keeps rows but no ledgers.
@@ -46,7 +46,7 @@ type Merger struct {
 	more       account             // containers without a row
 	warnings   map[string]*Warning // by code and message
 	names      map[string]string   // interned names
-	applied    []bool              // by rule
+	applied    []bool              // by rule: whether it has matched a container
 }
 
 // machine is a machine that several nodes share.

@@ -193,7 +193,7 @@ func (w *node) window(a *NodeAccount) {
 	}
 }
 
-// cell returns the account of an owner.
+// cell returns the account of an owner, creating it if needed. Beyond maxCells, all further owners on a side share one.
 func (w *node) cell(o owner) *account {
 	c := w.cells[o]
 	if c == nil {
@@ -423,7 +423,8 @@ func (w *node) programs(rest owner) {
 	}
 }
 
-// share charges one share of a program's run time. apart reports whether no group's CPU time contains it.
+// share charges one share of a program's run time. apart is true if the share ran in an interrupt whose time the kernel
+// counts separately, so that no group's CPU time contains it.
 func (w *node) share(p *ledger.Program, path string, ns int64, apart bool, rest owner) {
 	component := w.m.name(cmp.Or(p.Component, otherBPF))
 	at := ledger.At(w.owners, path)
@@ -505,7 +506,8 @@ func (w *node) sandboxes() {
 	}
 }
 
-// serve charges a pod for the CPU time of one of its processes in a group.
+// serve charges a pod, as tare, for the CPU time that one of its processes used in a group. serves says which
+// components are infrastructure. Time of other components, and time that is tare of a pod already, is not moved.
 func (w *node) serve(pod owner, serves map[string]bool, component, path string, ns int64) {
 	at := ledger.At(w.owners, path)
 	if at == nil || !serves[component] || at.side == sidePod || at.side == sideElsewhere ||

@@ -113,7 +113,7 @@ const (
 	leastPart = 0.02
 )
 
-// parts returns the components of infrastructure by size.
+// parts lists the components of infrastructure, the biggest first, each with its tare of a figure.
 func parts(c *cluster.Cluster, figure func(*cluster.Usage) cluster.Split, number func(float64) string) string {
 	type part struct {
 		name string

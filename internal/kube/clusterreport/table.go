@@ -123,7 +123,7 @@ func viewTable(c *cluster.Cluster, o Options, figures []column) (table [][]strin
 	return table
 }
 
-// fit cuts a name to width characters, keeping its beginning and its end.
+// fit returns a name as Clean makes it safe to print, cut in the middle if it has more characters than width.
 func fit(s string, width int) string {
 	r := []rune(text.Clean(s))
 	if len(r) <= width || width < 5 {
@@ -223,7 +223,7 @@ func negative(c *cluster.Cluster) (titles []string) {
 	return titles
 }
 
-// Failures returns why nodes gave no window, with the nodes that share a reason.
+// Failures returns the reasons why nodes gave no window, each with the nodes that share it.
 func Failures(c *cluster.Cluster) []string {
 	var nodes lists.Groups[string, string]
 	for i := range c.Nodes {

@@ -33,7 +33,7 @@ func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
 	context.AfterFunc(ctx, stop)                         // a second Ctrl-C ends the process at once
-	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // writing fails instead, and agents are still removed
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // a write to a closed pipe only fails: agents are still removed
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}

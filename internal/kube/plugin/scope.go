@@ -38,7 +38,7 @@ type scope struct {
 	within                            time.Duration
 	selects                           labels.Selector
 	access                            agents.Access
-	run                               string // that temporary agents serve, as in agents.Owner
+	run                               string // the run that temporary agents serve, as in agents.Owner
 }
 
 func (s *scope) register(f *pflag.FlagSet) {

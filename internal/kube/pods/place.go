@@ -32,8 +32,8 @@ type Options struct {
 	Agents  func(context.Context) ([]agents.Agent, error) // returns the current agents
 	Nodes   []agents.Node
 	NodeOf  map[string]string // by part: see Places
-	Spread  []string          // the nodes of an experiment on nodes: as many as its largest level needs
-	Image   string            // of tare, of this build
+	Spread  []string          // the nodes of an experiment on nodes, enough for its largest level
+	Image   string            // the image of tare, of this build
 	Version string            // of tare with its build
 	Token   string            // shared by the run's parts
 	// Accounts are the service accounts of the parts' pods, by part; a part without an entry has none.

@@ -38,7 +38,8 @@ func podSpec(image string, command ...string) api.PodSpec {
 	}
 }
 
-// pod returns the pod of one part of a trial. marks is nil in arms to which no subject applies; an empty node is any.
+// pod returns the pod of one part of a trial. marks is nil if no subject applies to the part. If node is empty, the pod
+// may run on any node.
 func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks, node string) *api.Pod {
 	pod := &api.Pod{ObjectMeta: p.meta(p.objectName(trial, name)), Spec: podSpec(p.o.Image, "/usr/bin/tare",
 		part.Command)}

@@ -240,9 +240,9 @@ func Runs(ctx context.Context, c *agents.Cluster, namespace string) (all []*Run,
 	return all, nil
 }
 
-// Gone returns as lost the reason why the coordinator will not answer any more, or never will; nil if it still may, or
-// if the API server does not know. A pod that may still recover counts as gone only after some time, so callers repeat
-// the call. err reports that the user may not look at the coordinator.
+// Gone returns as lost the reason why the coordinator will not answer any more; nil if it still may, or if its state is
+// unknown. A pod that may still recover counts as gone only after some time, so callers repeat the call. err reports
+// that the user may not look at the coordinator.
 func (r *Run) Gone(ctx context.Context, c *agents.Cluster) (lost, err error) {
 	pod, err := c.Core().Pods(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 	switch {

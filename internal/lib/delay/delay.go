@@ -17,7 +17,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Distribution is a delay with known quantiles. Its text has its parameters: "constant:5ms", "uniform:2ms:10ms", and
+// Distribution is a delay with known quantiles. Parse reads it from a text: "constant:5ms", "uniform:2ms:10ms", or
 // "two-point:2ms:20ms:0.05", in which 5 % of requests wait 20 ms.
 type Distribution struct {
 	kind   string

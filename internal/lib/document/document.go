@@ -1,5 +1,6 @@
 // Package document reads YAML files that users write, key by key, so that every error names its place in the file and,
-// if possible, what was meant. All errors are faults with code Usage and the place as file:line:column.
+// if possible, what was meant. All errors are faults with code Usage and the place: file:line:column, file:line or file,
+// depending on how much of it is known.
 package document
 
 import (

@@ -102,10 +102,10 @@ func (d *Scratch) Close() error {
 	return remove(d.path, fd)
 }
 
-// CleanScratch removes what processes that have ended left in the system's directories for temporary files, and
-// returns the removed paths. It leaves alone directories in use by a living process, those of other users or to which
-// others can write, mounts, and everything without a name from NewScratch. A dry run removes nothing, and returns what
-// it would remove.
+// CleanScratch removes the directories that ended processes have left in the system's directories for temporary files,
+// and returns the removed paths. It leaves alone directories in use by a living process, directories of other users or
+// to which others can write, mounts, and everything without a name from NewScratch. A dry run removes nothing, and
+// returns the paths that it would remove.
 func CleanScratch(dryRun bool) (removed []string, err error) {
 	removed, err = cleanScratch(os.TempDir(), dryRun)
 	if large := LargeTemp(); large != os.TempDir() {

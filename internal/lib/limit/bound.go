@@ -89,7 +89,8 @@ func (b *bounded) Accept() (net.Conn, error) {
 	}
 }
 
-// admit counts a new connection, and returns the one to be closed for it, if any. That is c itself if a is nil.
+// admit counts the new connection c. instead is the connection that must be closed, if any: the oldest one of an
+// unknown peer or, if a is nil, c itself.
 func (b *bounded) admit(c net.Conn) (a *admitted, instead net.Conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

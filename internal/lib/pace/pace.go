@@ -147,7 +147,8 @@ func (t *Thread) Close() error {
 // Margin returns how long before an intended start to stop sleeping and spin, in ns.
 func (t *Thread) Margin() int64 { return int64(t.margin) }
 
-// Woke records for which time the thread asked to be woken, and at which time the timer woke it (both ns by Now).
+// Woke adapts the margin, given the time for which the thread asked to be woken and the time at which the timer woke it
+// (both ns by Now).
 func (t *Thread) Woke(asked, now int64) {
 	// With steps up nine times as large as steps down, the margin settles where one wake in ten is later: at the 90th
 	// percentile.

@@ -39,7 +39,7 @@ func RunFirst(on bool) error {
 	if err != nil {
 		return fmt.Errorf("listing the threads of this process: %w", err)
 	}
-	var failed error // for one thread; the others are set nevertheless
+	var failed error // the error for one thread; the other threads are set nevertheless
 	for _, e := range entries {
 		tid, err := strconv.Atoi(e.Name())
 		if err != nil {

@@ -57,7 +57,8 @@ type Dependence struct {
 	own     *Dependence // states fitted to the series of the arm itself
 }
 
-// Known reports whether there were enough values to learn from. If not, Widen leaves intervals unchanged.
+// Known reports whether there were enough values to learn from. If neither Known nor OwnKnown is true, Widen leaves
+// intervals unchanged.
 func (d Dependence) Known() bool { return d.Values >= minDependence }
 
 // LearnDependence learns the lag-1 autocorrelation from series of values in the order of blocks, all of one metric: the
@@ -71,7 +72,7 @@ func LearnDependence(twins, arms [][]float64) Dependence {
 	return d
 }
 
-// WithOwn adds the series of one arm. What varies in one arm alone is not visible in its twins, and their white noise
+// WithOwn adds the series of one arm. A state of one arm alone does not show in the A/A twins, and their white noise
 // would outweigh it.
 func (d Dependence) WithOwn(series ...[]float64) Dependence {
 	own := learn(states, nil, series)

@@ -7,7 +7,8 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// SignTest returns the two-sided p-value of the numbers of values above and below, if both sides are equally likely.
+// SignTest returns the two-sided p-value of the hypothesis that a value is as likely to lie above a point as below it,
+// given the numbers of values above and below the point.
 func SignTest(above, below int) float64 {
 	n := above + below
 	if n == 0 {

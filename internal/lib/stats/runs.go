@@ -23,7 +23,7 @@ func EffectOf(value, lo, hi float64, blocks int) (Effect, bool) {
 // Spread is how much an effect varies from run to run without any change.
 type Spread struct {
 	Variance float64 // of the effect in one run: noise within the run, and variation between runs
-	Within   float64 // mean noise within the runs that gave Variance, which includes it
+	Within   float64 // the part of Variance that is noise within the runs, averaged over them
 	Freedom  float64 // degrees of freedom of Variance
 }
 
@@ -133,7 +133,7 @@ const (
 	minSegment    = 3     // runs between change points
 	permutations  = 1999  // for each test
 	changeLevel   = 0.01  // significance level of a test
-	maxChangeRuns = 1_000 // analysed runs of a series, which are its last ones
+	maxChangeRuns = 1_000 // runs at the end of a series that are analysed
 )
 
 // ChangePoints returns the places in a series at which its level shifts: the index of the first value of each new

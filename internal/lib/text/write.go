@@ -20,9 +20,9 @@ func WriteJSON(w io.Writer, document any) error {
 	return nil
 }
 
-// encode writes a struct like a json.Encoder with that indent, but encodes the elements of its slices one by one. Each
-// estimate repeats the levels of the factors, so encoding all at once takes many times the memory of the record. Of
-// the options in tags it supports only omitempty. Write errors are left for Flush.
+// encode writes a struct as a json.Encoder with the same indent would, but encodes the elements of its slices one by
+// one. Each estimate repeats the levels of the factors, so encoding all at once takes many times the memory of the
+// record. Of the options in tags it supports only omitempty. Write errors are left for Flush.
 func encode(w *bufio.Writer, v reflect.Value) error {
 	const indent = "  "
 	put := func(before string, v reflect.Value, depth int) error {

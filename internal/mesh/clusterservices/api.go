@@ -32,7 +32,7 @@ const (
 		"of deploy/kubernetes/services.yaml"
 	maxAnswer     = 8 << 20          // bytes of an answer of the API server
 	maxWhy        = 300              // bytes of its reason for a refusal
-	answersWithin = 15 * time.Second // less than the load's patience
+	answersWithin = 15 * time.Second // shorter than the load waits for a change
 )
 
 // api is a client of the cluster's API server, with the rights of the pod's service account. Kubernetes' own client,

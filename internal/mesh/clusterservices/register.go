@@ -25,7 +25,7 @@ func init() { kind.Register(kind.Application, guest{}) }
 // guest implements the application for the engine.
 type guest struct{}
 
-// maxServices limits the Services: each has a listener, or two.
+// maxServices limits the number of Services: each has one listener or, after a change, two.
 const maxServices = 2000
 
 const (

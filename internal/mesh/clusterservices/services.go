@@ -26,16 +26,16 @@ const (
 	servicePort  = 80
 	portName     = "tcp" // tells a mesh to forward bytes and to interpret nothing
 	instance     = "app.kubernetes.io/instance"
-	trial        = "tare/trial"            // the trial of a pod (package pods)
-	madeLabel    = "tare/cluster-services" // of the objects made here
+	trial        = "tare/trial"            // label: the trial of a pod (package pods)
+	madeLabel    = "tare/cluster-services" // label of the objects made here
 	serviceLabel = "kubernetes.io/service-name"
 )
 
-// made is what the application has made.
+// made holds the Services that the application has created, and the listeners of their endpoints.
 type made struct {
 	api     *api
 	address netip.Addr // of this pod
-	owner   object     // metadata of every object: labels, and the pod, with which the cluster removes them
+	owner   object     // metadata of every object: labels, and this pod as the owner, with which the cluster removes them
 	ready   services.Ready
 	control net.Listener // for clients that ask for changes
 	// now holds the listener of each Service's endpoint. before holds that of the Service's previous endpoint, to which

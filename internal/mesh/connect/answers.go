@@ -96,7 +96,7 @@ func (p *prose) consistency(t *analysis.Table) {
 	}
 }
 
-// wrongKinds describes the kinds of wrong connections; empty: there are none.
+// wrongKinds describes the kinds of wrong connections; empty if there are none.
 func (p *prose) wrongKinds() string {
 	var kinds []string
 	for _, m := range []struct{ metric, what string }{

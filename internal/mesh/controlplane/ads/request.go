@@ -31,7 +31,7 @@ type request struct {
 	id      string // of the node
 	url     string
 	nonce   string
-	version string            // state of the world
+	version string            // state of the world: the last version that the data plane has accepted
 	names   []string          // state of the world: all that the data plane subscribes to; deltas: those to add
 	drop    []string          // deltas: to unsubscribe from
 	known   map[string]string // deltas: the versions that the data plane has, by name

@@ -1,7 +1,7 @@
 // Package authority is the certificate authority of the control plane, and verifies the identities of proxies.
 //
 // Certificates are SPIFFE's (X509-SVID): ECDSA on P-256, short-lived, with one URI and no other name. The root signs
-// them directly. Envoy and similar proxies get their keys and certificates through SDS (Secrets, Roots). Agents that
+// them directly. Envoy and similar proxies get their keys, certificates and roots through SDS (Secrets). Agents that
 // keep their private key to themselves request a signature with the token of a service account, and later with their
 // current certificate (Service, Agent). Proxies configured by files get theirs from Credentials.WriteFiles.
 package authority

@@ -64,8 +64,8 @@ func NewService(a *Authority, o ServiceOptions) *Service {
 	return &Service{a, o.Accounts, signing, newLimits(refusedRate, refusedBurst)}
 }
 
-// Register registers the service with a gRPC server, which must use Authority.ServerTLS: tokens are accepted over TLS
-// only.
+// Register registers the service with a gRPC server, which must use Authority.ServerCredentials: tokens are accepted
+// over TLS only, and the service must know the peer's identity.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	// On the wire a stream of one message each way is a unary call. Declared as a stream, it lets the peer be
 	// authenticated before gRPC reads its message.
