@@ -7,7 +7,7 @@ import (
 
 // Schedule is the data of a start message: when the load begins, by this machine's CLOCK_MONOTONIC, in nanoseconds.
 // Requests whose intended start lies in [Begin, Begin+Warmup) are warm-up and not counted; those whose intended start
-// lies in [Begin+Warmup, Begin+Warmup+Duration) are measured. The parent's window begins and ends with the latter.
+// lies in [Begin+Warmup, Begin+Warmup+Duration) are measured. The parent's window has the same two edges.
 type Schedule struct {
 	Begin    int64 `json:"begin_ns"`
 	Warmup   int64 `json:"warmup_ns"`

@@ -24,12 +24,12 @@ type Session struct {
 	ready    chan json.RawMessage
 	result   chan json.RawMessage
 	logs     chan string   // log lines that nobody has received yet; while it is full, further lines are dropped
-	finished chan struct{} // closed when its result has arrived
-	heard    chan struct{} // closed after its last message; fault is set by then
-	fault    error         // the error that it reported, or an error in its messages
+	finished chan struct{} // closed when the role's result has arrived
+	heard    chan struct{} // closed after the role's last message; fault is set by then
+	fault    error         // the error that the role reported, or an error in its messages
 
-	ended   <-chan struct{}         // closed when it has ended; failure then returns the reason
-	failure func(when string) error // why it ended; the argument follows the word "ended"
+	ended   <-chan struct{}         // closed when the role has ended; failure then returns the reason
+	failure func(when string) error // why the role ended; in the error, when follows the word "ended"
 	silent  func(error) error       // adds details to the error of a role that sent no message in time
 }
 

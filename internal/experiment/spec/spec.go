@@ -142,8 +142,8 @@ func (s *Spec) Levels() []Level {
 	return levels
 }
 
-// AllArms returns the names of all arms: the baseline, its A/A twin, which repeats it, then the spec's own arms in order
-// of name.
+// AllArms returns the names of all arms: the baseline, its A/A twin (a second baseline), then the spec's own arms in
+// order of name.
 func (s *Spec) AllArms() []string {
 	return append([]string{record.Direct, record.AA}, slices.Sorted(maps.Keys(s.Arms))...)
 }

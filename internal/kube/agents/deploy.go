@@ -378,7 +378,7 @@ func (c *Cluster) Leftovers(ctx context.Context, namespace string) (all []*Lefto
 		return nil, nil, err
 	}
 	both := selecting(TemporaryName, RunName)
-	client, err := metadata.NewForConfig(c.config) // without contents, such as those of Secrets
+	client, err := metadata.NewForConfig(c.config) // reads no contents, such as those of Secrets
 	if err != nil {
 		return nil, nil, wrong(err)
 	}

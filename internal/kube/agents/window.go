@@ -27,8 +27,8 @@ const (
 	clockReadings = 5
 	// How long before the window the agents are asked for it, so that all can be reached in time: the largest of a
 	// constant plus a time per agent, a multiple of the slowest clock reading, and a fraction of the total time of all
-	// readings divided by atATime. Asking the agents takes about 1/clockReadings of the latter, or more on a machine with
-	// little CPU time.
+	// readings divided by atATime. Asking the agents takes about 1/clockReadings of that quotient, or more on a machine
+	// with little CPU time.
 	lead, leadOfEach, leadOfSlowest, leadOfReadings = time.Second, time.Millisecond, 2, 0.6
 )
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// machineOf returns the machine with an identity, which several nodes share.
+// machineOf returns the shared machine with the given identity, adding it if it is new.
 func (m *Merger) machineOf(identity string) *machine {
 	x := m.machines[identity]
 	if x == nil {
@@ -116,7 +116,7 @@ func (m *Merger) finishMachine(x *machine) {
 	m.doc.Machines[x.index] = x.kept
 }
 
-// inPart warns of a node that is a part of a machine of which no agent sees the rest.
+// inPart warns that a node is only a part of a machine, and that no agent sees the rest of it.
 func (m *Merger) inPart(node string) {
 	m.warn("machine-in-part", node, "these nodes are only parts of a machine, and no agent sees the rest of it: what ran "+
 		"there is unexplained, and its memory is in no figure")

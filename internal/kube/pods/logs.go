@@ -210,7 +210,8 @@ func (l *logs) now() (map[string]int64, error) {
 	return n, nil
 }
 
-// settle waits until the logs have all events, or no new ones for a time, and returns their number by node.
+// settle waits until the logs have all events that the loads made (made, by node), or no new ones for some time, and
+// returns the number of events in the logs, by node.
 func (l *logs) settle(ctx context.Context, made map[string]int64) (map[string]int64, error) {
 	begin := time.Now()
 	last, _ := l.now()

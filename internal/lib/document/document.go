@@ -1,6 +1,6 @@
 // Package document reads YAML files that users write, key by key, so that every error names its place in the file and,
-// if possible, what was meant. All errors are faults with code Usage and the place: file:line:column, file:line or file,
-// depending on how much of it is known.
+// if possible, what was meant. All errors are faults with code Usage and the place: file:line:column, or file:line or
+// just the file if that is all that is known.
 package document
 
 import (

@@ -172,7 +172,7 @@ func lockScratch(fd int, path string, lock int) (err error) {
 	case err == nil && (mine.Dev != there.Dev || mine.Ino != there.Ino):
 		err = fs.ErrNotExist // another directory has taken its place
 	case err == nil && (mine.Uid != uint32(os.Geteuid()) || mine.Mode&uint32(OthersWrite) != 0):
-		err = fs.ErrPermission // those of other users, and those that others may have renamed, are left alone
+		err = fs.ErrPermission // directories of other users, and those that others may have renamed, stay
 	}
 	if err != nil {
 		return fmt.Errorf("locking %s: %w", path, err)

@@ -45,7 +45,7 @@ func CheckCertificates(shown []*x509.Certificate) error {
 	return nil
 }
 
-// VerifyCertificates verifies the certificates that a peer has presented, its own first, at a time and for a use
+// VerifyCertificates verifies the certificates that a peer has presented, its own first, for the given time and use
 // (server or client), and returns the chains to roots. It rejects what CheckCertificates rejects.
 //
 // A peer makes others verify its certificates before it has proved that it holds any key. For one chain crypto/x509

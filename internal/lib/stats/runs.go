@@ -66,7 +66,7 @@ func SpreadOfTwins(twins []Effect) (Spread, bool) {
 
 // SpreadOfHistory returns the spread of a series of runs, in order of time: from their successive differences, which a
 // shift of the level hardly affects (von Neumann et al. 1941), or from the variance about the level between shifts if
-// that is larger, as for runs that drift. With normal noise the former have 2 (n-1)^2 / (3n-4) degrees of freedom.
+// that is larger, as for runs that drift. With normal noise the differences have 2 (n-1)^2 / (3n-4) degrees of freedom.
 func SpreadOfHistory(series []Effect, seed uint64) (Spread, bool) {
 	n := float64(len(series))
 	if n < 3 {
