@@ -29,7 +29,7 @@ type Session struct {
 	fault    error         // the error that the role reported, or an error in its messages
 
 	ended   <-chan struct{}         // closed when the role has ended; failure then returns the reason
-	failure func(when string) error // why the role ended; in the error, when follows the word "ended"
+	failure func(when string) error // why the role ended; the error has the argument after the word "ended"
 	silent  func(error) error       // adds details to the error of a role that sent no message in time
 }
 

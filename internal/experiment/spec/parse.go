@@ -32,7 +32,7 @@ var specLimit = document.Limit{
 }
 
 // Parse reads a spec. file is its name in messages; features are the names that "needs" may use, or nil for any. Its
-// error is a fault with the code Usage and the place: file:line:column or, if that is unknown, less.
+// error is a fault with the code Usage and the place: file:line:column, or as much of it as is known.
 func Parse(file string, data []byte, features []string) (*Spec, error) {
 	d := &decoder{File: document.File(file), features: features, places: map[string]document.Node{}}
 	documents, err := d.Parse(data, specLimit)

@@ -38,14 +38,14 @@ type account struct {
 	sums    [figures][sides]int64
 	unknown [figures]uint32 // number of unknown parts
 	in      [figures]uint8  // bit set of the sides of the unknown parts
-	missing [figures]bool   // whether the figure of no group contains one of the unknown parts
+	missing [figures]bool   // whether there is an unknown part that is in no group's figure
 	// inPod is the number of parts that are unknown only by container: the figure of the pod contains them.
 	inPod [figures]uint32
 }
 
 func (a *account) add(figure int, s side, n int64) { a.sums[figure][s] += n }
 
-// mark records an unknown part of a figure. missing means that the figure of no group contains that part.
+// mark records an unknown part of a figure. missing means that the part is in no group's figure.
 func (a *account) mark(figure int, s side, missing bool) {
 	a.unknown[figure]++
 	a.in[figure] |= 1 << s

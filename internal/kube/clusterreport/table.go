@@ -123,7 +123,7 @@ func viewTable(c *cluster.Cluster, o Options, figures []column) (table [][]strin
 	return table
 }
 
-// fit returns a name as Clean makes it safe to print, cut in the middle if it has more characters than width.
+// fit makes a name safe to print (text.Clean), and cuts it in the middle if it has more characters than width.
 func fit(s string, width int) string {
 	r := []rune(text.Clean(s))
 	if len(r) <= width || width < 5 {

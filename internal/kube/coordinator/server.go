@@ -1,8 +1,8 @@
 // Package coordinator implements the protocol between the coordinator of a run, which runs its trials from a pod of the
 // cluster, and the commands that follow the run: HTTP on the loopback interface of the coordinator's pod, to which the
-// API server forwards users who may forward ports there.
-// The coordinator (Server) reports its progress and serves run.json and trials.jsonl. A follower (Followed) copies both
-// as they grow, so that finished trials are not lost with the coordinator.
+// API server forwards users who may forward ports there. The coordinator (Server) reports its progress and serves
+// run.json and trials.jsonl. A follower (Followed) copies both as they grow, so that finished trials are not lost with
+// the coordinator.
 package coordinator
 
 import (

@@ -458,7 +458,7 @@ func imagesOf(pods map[string]*api.Pod) map[string]string {
 	return images
 }
 
-// applies checks that the arm's subject applies to the pods that it is to apply to, and that no subject applies to any
+// applies checks that the arm's subject applies to the pods for which it is meant, and that no subject applies to any
 // other pod of the trial.
 func (x *trial) applies() error {
 	var others []string

@@ -1,4 +1,4 @@
-// Package terminal writes text that others have chosen in part to terminals. A record, a node or a weighed process must
+// Package terminal writes to terminals text that contains untrusted parts. A record, a node or a weighed process must
 // not be able to control the terminal or to hide what the text says.
 package terminal
 

@@ -78,8 +78,8 @@ const (
 	endpointSlices = "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices"
 )
 
-// call sends a request to one of the paths above, followed by the text in more, and decodes the answer into out. The
-// body is in. Both in and out may be nil.
+// call sends a request to a path (one of the above, and more text after it) with an object as its body, and decodes the
+// answer into out. The object and out may be nil.
 func (a *api) call(ctx context.Context, method, path, more string, in object, out any) error {
 	var body []byte
 	if in != nil {

@@ -343,8 +343,8 @@ func (t *Table) partsTo(to *Table) *step {
 	return s
 }
 
-// keep sets s.kept, the table with the current and the removed resources. If neither s.to nor the table from is that
-// table, keep calls both(), which must make it.
+// keep sets s.kept, the table with the current and the removed resources. If neither s.to nor the old table (from) is
+// that table, keep calls both(), which must make it.
 func (s *step) keep(from *Table, both func() *Table) {
 	switch {
 	case len(s.removed) == 0:
