@@ -1,6 +1,6 @@
 // Package mesh models the configuration of a service mesh for data planes that work at connection level (layer 4). The
-// model is decoded, checked, and independent of the protocol that delivered it. Every store (package store) takes it as
-// input, and must answer lookups as it defines. The package does no I/O.
+// model is decoded, checked, and independent of the protocol that delivered it. Every store (package store) takes the
+// model as input, and must answer lookups as the model defines. The package does no I/O.
 package mesh
 
 import (
@@ -113,7 +113,7 @@ type RBAC struct {
 	Policies []Principal
 }
 
-// Principal is one policy. A connection must match every list; an empty list matches every connection.
+// Principal is one policy. It matches a connection that every list matches; an empty list matches every connection.
 type Principal struct {
 	Name             string
 	Sources          []netip.Prefix

@@ -59,8 +59,8 @@ func (c *Config) Apply(change Change) {
 	}
 }
 
-// Chain returns the chain that Rule.Chain refers to by i, which must not be Denied. If i means the default chain and l
-// has none, it is a chain without clusters, which refuses connections.
+// Chain returns the chain that a Rule.Chain of i refers to; i must not be Denied. If i stands for the default chain and
+// l has none, Chain returns a chain without clusters, which refuses connections.
 func (l *Listener) Chain(i int) *Chain {
 	switch {
 	case i < len(l.Chains):

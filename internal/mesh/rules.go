@@ -30,7 +30,7 @@ const MaxRules = 32
 // Chains are found as Envoy finds them: by destination port, then destination prefix, then source prefix, then source
 // port, each time by the most specific value that matches. There is no backtracking: if a chain for the port, or for
 // the longest prefix, exists but does not match in a later step, the default chain gets the connection, not a less
-// specific chain. Only for the source port does Envoy fall back to a chain that accepts any.
+// specific chain. Only in the last step does Envoy fall back: to a chain that accepts any source port.
 // (FilterChainManagerImpl::findFilterChain of Envoy, and "FilterChainMatch" in its API reference.)
 func (l *Listener) Rules() ([]Rule, error) {
 	if l.trivial() {
@@ -72,8 +72,8 @@ func (l *Listener) tooMany() error {
 		"listener can have", l.Name, MaxRules)
 }
 
-// combinations returns the number of ways to take one element of each of some lists, given their lengths. An empty list
-// counts as one element. If the number exceeds MaxRules, the result may be any number above MaxRules.
+// combinations returns the number of ways to take one element from each of several lists, given their lengths. An empty
+// list counts as one element. If the number exceeds MaxRules, the result may be any number above MaxRules.
 func combinations(lengths ...int) int {
 	n := 1
 	for _, length := range lengths {

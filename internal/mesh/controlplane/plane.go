@@ -33,15 +33,15 @@ type PlaneOptions struct {
 	// restart. Empty: the roots are kept in memory only.
 	Roots string
 	// Credentials is a directory in which each proxy of a mesh gets a directory named by its id, with its bootstrap
-	// (authority.EnvoyBootstrapFile), its certificate and the roots, which are replaced before they expire. Empty: none
-	// are written.
+	// (authority.EnvoyBootstrapFile), its certificate and the roots. Certificates and roots are replaced before they
+	// expire. Empty: no files are written.
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
 	RenewAfter  float64       // as in authority.Options
 	// Accounts verifies the service account tokens of a Kubernetes cluster. Agents exchange such a token for their first
 	// certificate, whose private key they generate (authority.Agent). Nil: certificates are only renewed.
 	Accounts *authority.ServiceAccounts
-	// Names are the DNS names by which peers that have no identity in the mesh know the control plane
+	// Names are the DNS names of the control plane for peers without an identity in the mesh, such as API servers
 	// (authority.Authority.WebTLS).
 	Names []string
 	// Strangers is the maximum number of open connections from peers that have shown no certificate, if proxies need one;
@@ -64,7 +64,7 @@ type Plane struct {
 	server    *Server
 	authority *authority.Authority // nil: the mesh has no certificates
 	renewals  renewals             // issued by the authority and not yet sent to proxies
-	retry     *time.Timer          // fires when failed replacements are tried again
+	retry     *time.Timer          // fires when failed replacements must be tried again
 
 	mu      sync.Mutex
 	mesh    *proxyconfig.Mesh
@@ -162,8 +162,8 @@ func (p *Plane) check(ctx context.Context) error {
 	return nil
 }
 
-// roots ends the streams of proxies whose certificate has a root that is no longer trusted, and makes Run send the new
-// roots to all proxies.
+// roots ends the streams of proxies whose certificates come from a root that is no longer trusted, and makes Run send
+// the new roots to all proxies.
 func (p *Plane) roots() {
 	p.server.Check()
 	p.renewals.roots()
@@ -255,8 +255,8 @@ func (e *FilesError) Unwrap() error { return e.Err }
 // Set makes m the mesh. It returns the same as Server.Set, and a FilesError if m is in use but not all files could be
 // written; any other error leaves the mesh as it was.
 //
-// A proxy whose part has not changed costs only a comparison of addresses. Parts that Config.CompileAfter took over
-// from the current mesh count as unchanged.
+// A proxy whose part has not changed costs only a comparison of pointers. Parts that Config.CompileAfter took over from
+// the current mesh count as unchanged.
 func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -315,8 +315,8 @@ func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	return at, nil
 }
 
-// renew sends proxies their new certificates or roots, and replaces their files and those that are overdue. What fails
-// is kept for the next call.
+// renew sends proxies their new certificates or roots, and replaces their files and those that are overdue. If
+// something fails, it is done again at the next call.
 func (p *Plane) renew(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -37,7 +37,7 @@ func (r *renewals) take() (ids map[string]bool, all bool) {
 	return ids, all
 }
 
-// putBack keeps renewals that could not be sent for the next attempt.
+// putBack adds renewals that are still to be sent, without a signal on wake.
 func (r *renewals) putBack(ids map[string]bool, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -41,7 +41,8 @@ type Options struct {
 // DefaultIdle is the default of Options.Idle. Data planes open a stream as soon as they connect.
 const DefaultIdle = 15 * time.Second
 
-// TimesOf parses the times (ns by pace.Now) in the version of a stamped response.
+// TimesOf parses the version of a stamped response (Options.Stamped), and returns when the change was made and when the
+// response was sent, in ns by pace.Now. ok is false if the version is not stamped.
 func TimesOf(version string) (set, sent int64, ok bool) { return ads.TimesOf(version) }
 
 // Server is a control plane. Make it with New.
@@ -59,7 +60,7 @@ type Server struct {
 
 // View holds what data planes with a key get: resources shared with other keys, and resources of this key alone.
 type View struct {
-	Common *Resources // compared by address: if it is already in use, it is not encoded again; nil: none
+	Common *Resources // compared by pointer: if it is already in use, it is not encoded again; nil: none
 	Own    Resources
 }
 
@@ -117,14 +118,13 @@ func (s *Server) Close() {
 }
 
 // Set replaces what every data plane gets, and returns the time (ns by pace.Now) at which it began to do so; OnSent
-// gets the time at which each response was sent. Lists and messages that have the same address as in the previous Set
-// count as unchanged.
+// gets the time at which each response was sent. Messages with the same pointers, and lists with the same backing
+// arrays, as in the previous Set count as unchanged.
 func (s *Server) Set(ctx context.Context, r Resources) (int64, error) {
 	return s.SetAll(ctx, map[string]View{everyone: {Common: &r}})
 }
 
-// SetAll replaces what each key gets. It forgets the keys that are not in all, and ends their streams. It returns the
-// same as Set.
+// SetAll replaces what each key gets. It forgets every other key, and ends its streams. It returns the same as Set.
 func (s *Server) SetAll(_ context.Context, all map[string]View) (int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -318,7 +318,7 @@ func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) 
 // encode encodes a message as a resource.
 type encode func(proto.Message) (*ads.Resource, error)
 
-// message is a resource before it is encoded. It is compared by address, not by content.
+// message is a resource before it is encoded. It is compared by pointer, not by content.
 type message interface {
 	comparable
 	proto.Message

@@ -21,8 +21,8 @@ import (
 	"tare/internal/mesh/sidecar/driven"
 )
 
-// told lists the statistics that are kept, by Envoy's names or by the endings of its names: connections and requests,
-// failures, TLS, gauges of memory, clusters and listeners, and updates from the control plane.
+// told lists the names, or the ends of the names, of the statistics that are kept. They are about connections and
+// requests, failures, TLS, memory, clusters and listeners, and updates from the control plane.
 var told = []string{
 	".downstream_cx_total", ".downstream_rq_total", ".upstream_cx_total", ".upstream_rq_total", ".upstream_cx_destroy",
 	".upstream_rq_retry", ".upstream_rq_pending_overflow", ".upstream_cx_overflow", ".ssl.handshake",
@@ -78,7 +78,8 @@ func of(others []sidecar.Other, name string) bool {
 	return false
 }
 
-// Settled reports whether exactly the clusters and listeners that Envoy should have are active.
+// Settled reports whether exactly the clusters and listeners that Envoy should have are active. If not, the error says
+// what differs.
 func (proxy) Settled(ctx context.Context, p sidecar.Place) (bool, error) {
 	plane, err := driven.Of(p)
 	if err != nil {

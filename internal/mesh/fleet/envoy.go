@@ -65,7 +65,7 @@ func startEnvoys(ctx context.Context, e *Effect) (all []*envoy, err error) {
 	return all, nil
 }
 
-// shows sends requests until an answer has the given length in bytes, and returns when that answer came, ns by
+// shows sends requests until an answer has the given length in bytes, and returns the time of that answer, in ns by
 // pace.Now.
 func (x *envoy) shows(ctx context.Context, length int, every time.Duration) (at int64, err error) {
 	var n int

@@ -31,13 +31,13 @@ type Options struct {
 	TLS     func(i int) *tls.Config  // nil: no TLS
 	Delta   bool                     // use deltas instead of the state of the world
 	Manner  func(i int) Manner       // nil: the zero value for all
-	// OnHave is called with what proxy i has after each response, before the proxy answers: digests by type and name. It
-	// may be nil.
+	// OnHave, unless nil, is called after each response, before proxy i answers it. It gets the digests of all resources
+	// that the proxy has, by type and name.
 	OnHave func(i int, has map[string]map[string]uint64)
 	OnEnd  func(i int, err error) // called when the connection of proxy i ends, unless the fleet closed it; may be nil
 	MarkOf func(*endpointv3.ClusterLoadAssignment) Mark
-	// Again is the mean time until an ended connection is made again; the actual time is a random 0.5 to 1.5 times that.
-	// 0: never.
+	// Again is the mean time after which a proxy whose connection has ended connects again; the actual time is random, 0.5
+	// to 1.5 times as long. 0: never.
 	Again time.Duration
 }
 
@@ -54,7 +54,7 @@ type Fleet struct {
 	codec   codec
 	lastEnd atomic.Pointer[error] // why a connection last ended, unless the fleet closed it
 
-	missing atomic.Int64 // proxies that have not yet had all that they subscribed to
+	missing atomic.Int64 // connected proxies that have not yet got all that they subscribed to
 	wake    chan struct{}
 	watch   atomic.Pointer[watch]
 }
@@ -101,7 +101,7 @@ func (f *Fleet) Counts() Counts {
 	return Counts{c.responses.Load(), c.bytes.Load(), c.refusals.Load(), c.connections.Load(), c.ends.Load()}
 }
 
-// Connect connects those of the proxies in [from, to) that are not connected yet.
+// Connect connects those of the proxies in [from, to) that are not connected yet. The connections end when ctx ends.
 func (f *Fleet) Connect(ctx context.Context, from, to int) error {
 	for i := from; i < to; i++ {
 		if f.cancels[i] != nil {
@@ -218,8 +218,9 @@ func (f *Fleet) wakeUp() {
 	}
 }
 
-// Complete waits until every connected proxy has once had all that it subscribed to, and returns the times (ns by
-// pace.Now, sorted) at which each first had it. Proxies that do not answer as usual are left out.
+// Complete waits until every connected proxy has had, since its latest connection, all that it subscribed to, and
+// returns the times (ns by pace.Now, sorted) at which each first had it. Proxies that do not answer as usual are left
+// out.
 func (f *Fleet) Complete(ctx context.Context) ([]int64, error) {
 	for f.missing.Load() > 0 {
 		select {

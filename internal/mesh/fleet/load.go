@@ -24,8 +24,9 @@ import (
 // Generator is the name of this load in results.
 const Generator = "fleet"
 
-// The names of the histograms. Each change adds one value (to histogramEffect, one for each Envoy), the time since the
-// control plane got the change. The times of rollouts and churn start when the first proxy begins to connect.
+// The names of the histograms. The first four get a value for each change, and histogramEffect gets one for each Envoy
+// and each change of the service that shows effects: the time since the control plane got the change. The times of
+// rollouts and churn start when the first proxy begins to connect.
 const (
 	histogramFirst    = "fleet_first"    // until the first proxy concerned had the response
 	histogramMedian   = "fleet_median"   // until half of them had it
@@ -43,8 +44,9 @@ const (
 	countConcerned = "concerned" // proxies that changes concerned, the sum over all changes
 	countBytes     = "bytes"     // of resources that arrived in the window
 	countResponses = "responses"
-	// countPieces is the number of pieces of work in the window: changes, rollouts or returning tenths. A piece at the
-	// window's edge counts by the fraction of its time that is in the window, because costs are counted between the edges.
+	// countPieces is the number of pieces of work in the window: changes, rollouts, or reconnections of a tenth of the
+	// proxies. A piece at the window's edge counts by the fraction of its time that is in the window, because costs are
+	// counted between the edges.
 	countPieces = "pieces"
 	countEnds   = "ends" // connections that ended in the window though the load did not close them
 )
@@ -65,7 +67,7 @@ type Load struct {
 	change int // number of the last change
 
 	concerning []int // services whose changes concern at least one answering proxy
-	returning  []int // the first proxies of the tenths that have at least one answering proxy
+	returning  []int // indexes i: the tenth of the proxies from i on has at least one answering proxy
 	envoys     []*envoy
 	effects    int // changes of the service that shows the effect
 	pieces     int
@@ -189,8 +191,8 @@ func (l *Load) work(ctx context.Context, w *window) error {
 	}
 }
 
-// piece does one change, one rollout or one returning tenth, or waits for a while. It counts the piece in *to, unless
-// to is nil. w is the window, whether or not the piece counts.
+// piece makes one change, one rollout or one reconnection of a tenth of the proxies, or waits for a while. If the piece
+// counts, to is the same window as w; otherwise to is nil.
 func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
 	switch n := l.fleet.Len(); l.o.Work {
 	case Idle, Leave:
@@ -317,7 +319,7 @@ type window struct {
 	slices     [load.Slices]int64
 }
 
-// holds counts the fraction of a piece's time that is in the window.
+// holds adds to w.pieces the fraction of a piece's time that is in the window.
 func (w *window) holds(began, ended int64) {
 	if in := min(ended, w.end) - max(began, w.begin); in > 0 {
 		w.pieces += float64(in) / float64(ended-began)

@@ -64,7 +64,8 @@ var metrics = slices.Concat(
 	},
 )
 
-// pieces returns the number of changes, rollouts or tenths.
+// pieces returns the number of pieces of work that count: changes, rollouts, or reconnections of a tenth of the
+// proxies.
 func pieces(m *measured.Measured) (n float64, ok bool) {
 	n = m.Sum(func(r load.Result) float64 {
 		if r.Generator != Generator {

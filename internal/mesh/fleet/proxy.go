@@ -43,7 +43,7 @@ type proxy struct {
 	kinds [kinds]subscription
 	out   stream
 
-	complete atomic.Int64 // when it first had all that it subscribed to, ns by pace.Now; 0: not yet; -1: it has ended
+	complete atomic.Int64 // when it first had all it subscribed to on this stream, ns by pace.Now; 0: not yet; -1: ended
 }
 
 // subscription is a proxy's state of one type.
@@ -78,7 +78,7 @@ type response struct {
 	bytes               int
 }
 
-// run runs a connection. It ends with the context, or with an error of the stream.
+// run opens a stream on a connection, and handles responses until the stream ends. It always returns an error.
 func (p *proxy) run(ctx context.Context, cc *grpc.ClientConn) (err error) {
 	if p.fleet.o.Delta {
 		p.out, err = openDelta(ctx, cc)
@@ -358,7 +358,8 @@ func (w world) receive() (r response, err error) {
 	return r, nil
 }
 
-// add adds a resource. In deltas, the name is outside the message; otherwise name is empty.
+// add adds a resource. In deltas, the resource's name is also outside the message, and counts in bytes; otherwise name
+// is empty.
 func (r *response) add(name string, a *anypb.Any) {
 	r.resources = append(r.resources, a.GetValue())
 	r.bytes += len(a.GetValue()) + len(a.GetTypeUrl()) + len(name)

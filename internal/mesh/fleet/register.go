@@ -80,7 +80,8 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err err
 	}{o.Proxies}, l.Run)
 }
 
-// Judge does not require work if the load does none in the window.
+// Judge applies the usual rules to the load, unless its kind of work has no pieces in the window. It also trips if
+// connections ended.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	p := m.Setup.Loads[name]

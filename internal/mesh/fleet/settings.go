@@ -84,7 +84,7 @@ func OptionsOf(v param.Values) (LoadOptions, error) {
 	return o, v.Check(Settings)
 }
 
-// manner returns the manner of a proxy: the misbehaving parts of a fleet are spread evenly over it.
+// manner returns the manner of a proxy. Misbehaving proxies are spread evenly over the fleet.
 func (o LoadOptions) manner(i int) Manner {
 	at := 0.0
 	_, place := math.Modf(float64(i) * math.Phi) // any run of consecutive proxies has about the same mix of manners

@@ -40,14 +40,14 @@ const NodesIstio = "istio"
 const (
 	MaxProxies  = 20_000
 	MaxServices = 60_000 // limited by the addresses of endpoints
-	Changes     = 65_000 // number of distinguishable changes; then their numbers start from 1 again
+	Changes     = 65_000 // number of distinguishable changes; later changes are numbered from 1 again
 )
 
 // ServiceOf returns the service that a proxy serves, from 0.
 func (s Shape) ServiceOf(proxy int) int { return proxy % s.Services }
 
-// Callers returns the services, from 0, whose proxies call a service. The list is empty if Calls is 0, which means all
-// services, and if there is only one service.
+// Callers returns the services, from 0, whose proxies call a service. The list is empty if Calls is 0, although then
+// all services call it.
 func (s Shape) Callers(service int) (list []int) {
 	for j := range min(s.Calls, s.Services-1) {
 		list = append(list, (service+s.Services-1-j)%s.Services)
@@ -102,7 +102,7 @@ func MarkOf(a *endpointv3.ClusterLoadAssignment) Mark {
 	return Mark{}
 }
 
-// nodes returns the proxies' nodes.
+// nodes returns a function that returns the node of proxy i.
 func (r Ready) nodes() func(int) *corev3.Node {
 	if r.Nodes != NodesIstio {
 		return func(i int) *corev3.Node { return &corev3.Node{Id: NodeID(i), Cluster: "fleet"} }

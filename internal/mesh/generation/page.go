@@ -15,14 +15,14 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// memfdName is the name of the file in memory that holds the page. The kernel frees the file when no process has it
-// open or mapped any more, even if these processes were killed.
+// memfdName is the name of the file in memory that holds the page. The kernel frees the file once no process has it
+// open or mapped, even if the processes that had it were killed.
 const memfdName = "tare-generations"
 
 // Remembered is the number of generations, up to the latest, whose beginnings the page holds.
 const Remembered = 1 << 17
 
-// layout identifies the layout of words: it must change when words does.
+// layout identifies the layout of the type words, and must be changed together with that type.
 const layout = 0x74617265_00000001
 
 // words is the content of the page. One process writes it, others read it.

@@ -28,7 +28,7 @@ func (proxy) About() sidecar.About {
 var version = text.LazyRegexp(`(?m)^HA-?Proxy version (\S+)`)
 
 // The files in a proxy's directory, in addition to those of its certificate. The directory is HAProxy's working
-// directory, so no path has to be written into the configuration: only addresses, numbers and hexadecimal digits.
+// directory, so the configuration needs no absolute path.
 const (
 	configFile = "haproxy.cfg"
 	statsFile  = "stats.sock"

@@ -58,9 +58,9 @@ const Version = "1.31.1"
 // variable is the environment variable that names the binary.
 const variable = "TARE_ISTIOD"
 
-// Find returns the pilot-discovery to use: that of the environment variable TARE_ISTIOD, else of PATH, else the one
-// beside this program. It never uses the working directory, which may belong to another user. The error says how to
-// build one.
+// Find returns the path of the pilot-discovery to use: the one that the environment variable TARE_ISTIOD names, else
+// the one on the PATH, else the one beside this program. It never uses the working directory, which may belong to
+// another user. The error says how to build one.
 func Find() (string, error) {
 	if path := os.Getenv(variable); path != "" {
 		if _, err := child.Find(path); err != nil {
@@ -205,7 +205,7 @@ func (i *Istiod) Watch(ctx context.Context) error {
 // Tail returns istiod's last output.
 func (i *Istiod) Tail() string { return i.process.Tail() }
 
-// PutObjects adds objects, or replaces those of the same names, at once.
+// PutObjects adds objects, or replaces those of the same names. istiod gets the change at once.
 func (i *Istiod) PutObjects(objects ...Object) { i.api.put(objects...) }
 
 // endTimeout is how long istiod may take to end after SIGTERM before it is killed.

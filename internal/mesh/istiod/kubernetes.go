@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// kubernetes is the API of a cluster that contains only Objects: every other list is empty, every other watch silent,
-// every other object missing. It accepts writes and discards them. istiod asks for the objects of a cluster even if
-// its services come from files.
+// kubernetes is the API of a cluster that contains only Objects and the definitions of their kinds: every other list is
+// empty, every other watch silent, every other object missing. It accepts writes and discards them. istiod asks for the
+// objects of a cluster even if its services come from files.
 type kubernetes struct {
 	server *http.Server
 	at     string // host:port
@@ -36,7 +36,7 @@ type Object struct {
 	Spec            []byte // JSON
 }
 
-// objectKey identifies objects, by the plurals of their kinds, as in paths.
+// objectKey identifies an object. Like paths, it has the plural of the object's kind.
 type objectKey struct{ plural, namespace, name string }
 
 // plurals maps the supported kinds of objects, all of which are in Istio's API group for networking, to their plurals.
@@ -64,7 +64,7 @@ const (
 	definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 )
 
-// put adds objects, or replaces those of the same names, at once.
+// put adds objects, or replaces those of the same names, and wakes all watches.
 func (k *kubernetes) put(objects ...Object) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -125,8 +125,8 @@ func (k *kubernetes) watch(w http.ResponseWriter, r *http.Request, plural string
 	}
 }
 
-// groups are the API groups that a client may look up before it asks for objects. A list of an unknown resource is
-// answered like any other.
+// groups are the API groups that a client may look up before it asks for objects. A request to list an unknown resource
+// is answered like any other.
 var groups = []string{
 	"admissionregistration.k8s.io/v1", "apiextensions.k8s.io/v1", "apps/v1", "authentication.k8s.io/v1",
 	"authorization.k8s.io/v1", "certificates.k8s.io/v1", "coordination.k8s.io/v1", "discovery.k8s.io/v1",
@@ -213,7 +213,7 @@ func (k *kubernetes) answer(w http.ResponseWriter, r *http.Request) {
 }
 
 // isList reports whether a path names a kind of objects rather than one object: /api/v1/pods,
-// /api/v1/namespaces/x/pods, /apis/GROUP/VERSION/KIND and the same below namespaces.
+// /api/v1/namespaces/x/pods, /apis/GROUP/VERSION/KIND or /apis/GROUP/VERSION/namespaces/x/KIND.
 func isList(parts []string) bool {
 	rest := []string(nil)
 	switch {

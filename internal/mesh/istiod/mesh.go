@@ -78,8 +78,8 @@ func listenAll(ctx context.Context) (net.Listener, error) {
 
 func entryName(service int) string { return fmt.Sprintf("service-%05d", service) }
 
-// Debounced returns the environment of an istiod that pushes a change once no other change has followed for a given
-// time, or after 10 s at most. Istio's default is 100 ms.
+// Debounced returns the environment of an istiod that waits for more changes before it pushes one: until none has come
+// for the given time, but at most 10 s. Istio's default is 100 ms.
 func Debounced(after time.Duration) []string {
 	return []string{"PILOT_DEBOUNCE_AFTER=" + after.String(), "PILOT_DEBOUNCE_MAX=10s", "PILOT_ENABLE_EDS_DEBOUNCE=true",
 		"PILOT_ENABLE_GATEWAY_API=false"}
@@ -117,7 +117,7 @@ func (m *made) change(_ context.Context, number int, of []int) (services.Change,
 
 // serve accepts connections and changes until ctx ends. If istiod ends first, it returns an error.
 func (m *made) serve(ctx context.Context) error {
-	end := func() { _ = m.all.Close() } // this is the only way to end accept
+	end := func() { _ = m.all.Close() } // accept ends only if its listener is closed
 	return role.Together(ctx, end, func(context.Context) error { return m.accept() },
 		func(ctx context.Context) error {
 			return services.ServeChanges(ctx, m.control, m.ready, m.ready.Changes(), m.change)

@@ -19,8 +19,9 @@ func init() {
 // prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
-// memoryAnswers says for each way of sizing the maps what is fixed, what a service adds, what other ways of counting
-// would report, which control group the maps are charged to, and what is left when services are removed.
+// memoryAnswers returns an answer for each arm: how large the maps are without services, how much each service adds,
+// what other ways of counting would report, which control group the maps are charged to, and what is left when services
+// are removed.
 func memoryAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	var all []analysis.Answer
 	for _, arm := range t.Subjects() {

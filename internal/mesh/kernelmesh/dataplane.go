@@ -1,7 +1,7 @@
 // Package kernelmesh is a small service mesh data plane in the kernel: eBPF programs on the socket calls of one control
 // group replace the address of a service with that of one of its endpoints, chosen by weight, and count the
 // connections. Its configuration, from a file or from a control plane, is kept in a store of any design (package
-// store). It is real - applications use it unchanged - and small enough that its cost can be predicted, so it is the
+// store). It works with unmodified applications, and is small enough that its cost can be predicted, so it is the
 // reference subject of Tare. docs/kernelmesh.md describes the programs, the maps and the limits.
 package kernelmesh
 
@@ -62,7 +62,7 @@ const (
 	PeerEndpoint = "endpoint" // the endpoint that was chosen
 )
 
-// Fails and Peers are the possible values of options.
+// Fails and Peers are the possible values of Options.Fail and Options.Peer.
 var (
 	Fails = []string{FailOpen, FailClosed}
 	Peers = []string{PeerService, PeerEndpoint}
@@ -73,7 +73,7 @@ type Options struct {
 	ServicesFile string // YAML file of services; empty if XDS is set
 	XDS          string // address of a control plane: host:port, or unix:PATH
 	Node         Node   // identifies the data plane to the control plane
-	// StateOfTheWorld uses that variant of xDS instead of deltas.
+	// StateOfTheWorld selects the variant of xDS that sends the state of the world, instead of deltas.
 	StateOfTheWorld bool
 	CgroupDir       string // a cgroup v2 directory; the programs apply to processes in it and below it
 	AllowRoot       bool   // let CgroupDir be the root of the hierarchy

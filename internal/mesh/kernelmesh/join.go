@@ -176,8 +176,8 @@ func (j *joined) placed(ctx context.Context) error {
 	})
 }
 
-// await reads the process's log until done(line) returns true or an error. If the process ends first, the error
-// contains the text meanwhile. If the duration within passes first, the error is that of late().
+// await reads the process's log until done(line) returns true or an error. If the process ends first, the error says
+// that it ended, followed by the argument meanwhile. If the time limit passes first, the error is that of late().
 func (j *joined) await(ctx context.Context, within time.Duration, meanwhile string,
 	done func(line string) (bool, error), late func() error) error {
 	timeout := time.NewTimer(within)
@@ -282,7 +282,7 @@ func (j *joined) Evidence() any {
 // removal.
 func (j *joined) goesDown() bool { return j.part.Options[thenKey] != "" }
 
-// Before reads memory with all services in place.
+// Before reads memory with all services in place, if the setting then-services is given.
 func (j *joined) Before(ctx context.Context) error {
 	if !j.goesDown() {
 		return nil
@@ -290,7 +290,7 @@ func (j *joined) Before(ctx context.Context) error {
 	return j.trial.Read(ctx, readingBefore)
 }
 
-// After removes services while the process runs, and then reads memory.
+// After removes services while the process runs, and then reads memory, if the setting then-services is given.
 func (j *joined) After(ctx context.Context) error {
 	if !j.goesDown() {
 		return nil

@@ -19,8 +19,8 @@ var objects = map[string]func() (*ebpf.CollectionSpec, error){
 	"snapshot": loadSnapshot,
 }
 
-// load loads the programs with the store's maps, and creates the other maps that they use. The numbers of the store's
-// clusters are below ids.
+// load loads the programs with the store's maps, and creates the other maps that they use. All numbers of the store's
+// clusters are less than ids.
 func (d *DataPlane) load(o Options, ids uint32) error {
 	read, ok := objects[d.design.Name]
 	if !ok {

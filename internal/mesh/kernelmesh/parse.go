@@ -21,7 +21,7 @@ import (
 // maxFileBytes is the maximum size of a services file in bytes. It is enough for about 500,000 endpoints.
 const maxFileBytes = 32 << 20
 
-// example is the hint for a file of the wrong shape.
+// example is the hint for a file that has the wrong structure.
 const example = "services: [{address: 10.96.0.1:80, protocol: tcp, endpoints: [{address: 127.0.0.1:8080, weight: 3}]}]"
 
 // ReadFile reads the services of a file; see Parse.

@@ -73,7 +73,7 @@ type LinkInfo struct {
 // conn's input ends with that input; a process that is about to exit need not wait for it.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, unix.SIGHUP) // before ready, so that a SIGHUP after it does not kill the process
+	signal.Notify(hup, unix.SIGHUP) // before the ready message: a SIGHUP that follows it must not kill the process
 	defer signal.Stop(hup)
 
 	if err := o.check(); err != nil {

@@ -17,7 +17,7 @@ type Source struct {
 	services map[string]Service // as they were last applied
 }
 
-// NewSource makes a source whose changes are made by apply.
+// NewSource makes a source that calls apply to make its changes.
 func NewSource(apply func(context.Context, mesh.Change) (store.Work, error)) *Source {
 	return &Source{apply: apply, services: map[string]Service{}}
 }

@@ -91,7 +91,7 @@ func (o options) toEnvoys(c *proxyconfig.Config) {
 	}
 }
 
-// shown returns the endpoint that effectService has after the given number of changes of it.
+// shown returns the endpoint that effectService has after the given number of changes.
 func (o options) shown(changes int) []proxyconfig.Endpoint {
 	return []proxyconfig.Endpoint{{Address: o.effect[changes%2].address}}
 }

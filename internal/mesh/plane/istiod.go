@@ -10,8 +10,9 @@ import (
 	"tare/internal/mesh/istiod"
 )
 
-// istio is Istio's control plane. The services of the shape are ServiceEntries in a Kubernetes API, and the proxies of
-// a service are pods of its namespace, whose Sidecar limits the services that they get.
+// istio is Istio's control plane. The services of the shape are ServiceEntries in a Kubernetes API, and each service
+// has a namespace, in which its proxies are pods. A Sidecar object limits the services that the proxies of a namespace
+// get.
 type istio struct {
 	*istiod.Istiod
 	services map[string]istiod.Service

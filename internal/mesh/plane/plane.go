@@ -368,7 +368,7 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 		if err != nil {
 			return err
 		}
-		defer r.Release() // the Envoys have ended, or listen
+		defer r.Release() // by then each Envoy listens or has ended
 		o.listen = append(o.listen, r.Address)
 	}
 	of := map[string]func(context.Context) (served, error){programTare: o.tare, programSnapshot: o.cached,

@@ -41,7 +41,7 @@ var metrics = slices.Concat(
 	},
 )
 
-// tried returns the metric of one of the loads' counts, divided by the number of connections that they tried.
+// tried returns a metric: one of the loads' counts, divided by the number of connections that the loads tried.
 func tried(name, count, how string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{

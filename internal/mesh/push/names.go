@@ -6,8 +6,8 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Generator is the name of the generator in the results of this load, and in those of a data plane that times its
-// changes.
+// Generator is the name of the generator in the results of this load, and in those of a data plane that times changes
+// (work "push").
 const Generator = "push"
 
 // The names of the load's histograms, each with one value per change.

@@ -5,9 +5,10 @@
 //
 // A connection here is a UDP socket's connect(), which sends nothing. The socket's peer address is that of the endpoint
 // that the data plane chose, and encodes the change that added the endpoint. If the mesh's services use TCP, the load
-// makes a TCP connection and resets it at once. Endpoints of a real mesh, such as Services of a cluster (package
-// clusterservices), say which change added them. Between two tries the load sleeps, to leave the CPU to the data plane;
-// a measured time can therefore be too long by up to one such gap. The gaps are measured too.
+// makes a TCP connection and resets it at once. The endpoints of a real mesh, such as those of a cluster's Services
+// (package clusterservices), identify themselves: they send their service and the change that added them
+// (services.Answer). Between two tries the load sleeps, to leave the CPU to the data plane; a measured time can
+// therefore be too long by up to one such gap. The gaps are measured too.
 package push
 
 import (
@@ -54,7 +55,7 @@ const (
 // Options configures the load: where the mesh is, what to change and how often.
 type Options struct {
 	Mesh string // host:port at which the mesh accepts changes
-	Key  string // that it demands; may be empty
+	Key  string // Ready.Key of the mesh; may be empty
 	What string // One or All
 	// Interval is the time from one try to the next until the change is seen. If a fiftieth of the time since the change
 	// was requested is longer, the load waits that long instead.
@@ -65,9 +66,9 @@ type Options struct {
 	Peer     string        // AnyPeer (default) or EndpointPeer
 }
 
-// Values of Options.Peer, for meshes whose endpoints say which they are. With EndpointPeer, a connection only counts if
-// its peer is an endpoint and not the service, as eBPF data planes can show it. With AnyPeer, something else may have
-// made the connection, such as kube-proxy beside a mesh.
+// Values of Options.Peer, for meshes whose endpoints identify themselves. With EndpointPeer, a connection counts only
+// if its peer address is not the service's, as with an eBPF data plane that shows endpoints. With AnyPeer, a connection
+// also counts if something else, such as kube-proxy beside a mesh, directed it to the endpoint.
 const (
 	AnyPeer      = "any"
 	EndpointPeer = "endpoint"
@@ -162,7 +163,8 @@ func (p *Push) never(service int, at reached, err error) error {
 		"a connection to service %d has the peer %s, which is not one of its endpoints", service, at.peer)
 }
 
-// answers reports whether endpoints say which they are. The mesh may then be on another machine, with another clock.
+// answers reports whether endpoints identify themselves (services.Answer). The mesh may then be on another machine,
+// with another clock.
 func (p *Push) answers() bool { return len(p.mesh.Mesh.Addresses) > 0 }
 
 func (p *Push) sleep(ctx context.Context, until int64) error {
@@ -177,7 +179,7 @@ func (p *Push) sleep(ctx context.Context, until int64) error {
 type reached struct {
 	peer   netip.AddrPort
 	ok     bool // an endpoint of the service
-	change int  // that added the endpoint
+	change int  // the change that added the endpoint
 }
 
 // connect makes a connection to a service.
@@ -219,7 +221,7 @@ func (fd reader) Read(b []byte) (int, error) {
 	}
 }
 
-// errNoAnswer means that a connection was made, and ended without an Answer: a proxy has accepted it, or an endpoint
+// errNoAnswer means that a connection was made but ended without a services.Answer: a proxy accepted it, or an endpoint
 // that is being replaced.
 var errNoAnswer = errors.New("no answer")
 
@@ -231,8 +233,8 @@ const connectTimeout = time.Second
 // which a lost packet is sent again (RFC 6298), because a try that hangs delays the next.
 const answerTimeout = 200 * time.Millisecond
 
-// connect makes a connection with a kind of socket and returns its peer, after it has read from the connection with
-// read, if that is not nil.
+// connect makes a connection with a socket of the given kind, calls read with the socket unless read is nil, and
+// returns the address of the peer. For TCP, the time limit applies to the connection and to each read.
 func connect(
 	kind int, to netip.AddrPort, within time.Duration, read func(fd int) error,
 ) (peer netip.AddrPort, err error) {
@@ -298,7 +300,7 @@ func connected(fd int, within time.Duration) error {
 // Run makes changes one after the other, as scheduled, and returns how long they took. A change that begins in the
 // window counts, even if it is seen after the window. At least one change counts, even if it takes longer than the
 // window. After the window, Run makes one more change, which does not count: when it arrives, the data plane knows that
-// it has received all earlier ones. A mesh whose endpoints say which they are needs none.
+// it has received all earlier ones. If endpoints identify themselves, Run makes no such change.
 func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -328,7 +330,7 @@ func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return w.result(cpu)
 }
 
-// keptWaiting is how long the load still waits for the mesh's answer once it has given a change up.
+// keptWaiting is how long the load still waits for the mesh's answer after it has given up on a change.
 const keptWaiting = time.Second
 
 // enoughTries is the number of tries after which garbage is collected. Each try leaves about 200 bytes of garbage.
@@ -366,7 +368,7 @@ func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) er
 		return err
 	}
 	if p.answers() {
-		made.Set = asked // which is earlier by the way to the mesh
+		made.Set = asked // by the clock of this machine, and before the request was on its way to the mesh
 	}
 	if counts {
 		w.add(made, seen)
@@ -413,7 +415,7 @@ func lastFirst(n int) []int {
 // sight records when a change was seen.
 type sight struct {
 	at  int64 // when a connection that showed it was complete, ns by pace.Now
-	gap int64 // ns to the time at, from the start of the last try that did not show it or, if none, of the one that did
+	gap int64 // ns from the start of the last try that did not show it (if none, of the one that did) until then
 }
 
 // watch makes connections until all of the services have shown a change that they did not show before. A service that
@@ -469,8 +471,9 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 	return seen, nil
 }
 
-// newer reports whether a change is not the last one that a service has shown. Connections of one mesh may show changes
-// in turn, as those of a proxy's threads do, and its changes have rising numbers; elsewhere the numbers begin again.
+// newer reports whether a change is newer than the last one that a service has shown. If endpoints identify themselves,
+// the numbers of changes only rise; connections may show an older change again, for example through another thread of a
+// proxy. Otherwise numbers start again at some point, so any other number counts as newer.
 func (p *Push) newer(change, last int) bool {
 	if p.answers() {
 		return change > last

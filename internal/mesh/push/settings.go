@@ -23,7 +23,7 @@ var Settings = []param.Setting{
 // meshKey is the name of the setting with the mesh's address. Specs do not have it: the engine sets it (guest.At).
 const meshKey = "mesh"
 
-// keyName is the name of the setting with the mesh's Key, likewise.
+// keyName is the name of the setting with the mesh's Key. Specs do not have it either.
 const keyName = "key"
 
 // processSettings are settings of the process besides those in specs.

@@ -25,8 +25,8 @@ func endOf(a netip.AddrPort) (e end) {
 }
 
 // load loads the programs and attaches them. Those for outgoing connections are attached to the loads' control group,
-// unless t.Loads is empty; the one that answers proxies, to the proxies' control groups; and the one for arriving
-// packets, to the interface of the server's pod.
+// unless t.Loads is empty; the one that tells proxies original destinations (getsockopt), to the proxies' control
+// groups; and the one for arriving packets, to the interface of the server's pod.
 func (r *Rules) load(p *Pods, t Taking) error {
 	spec, err := loadRedirect()
 	if err != nil {
@@ -52,7 +52,7 @@ func (r *Rules) load(p *Pods, t Taking) error {
 			}
 		}
 	}
-	// The program that answers proxies is attached first: a proxy must be able to ask about every redirected connection.
+	// The program for getsockopt is attached first: a proxy must be able to ask about every redirected connection.
 	for _, dir := range t.Proxies {
 		if err := r.attach(dir, loaded.RdGetsockopt, ebpf.AttachCGroupGetsockopt); err != nil {
 			return err

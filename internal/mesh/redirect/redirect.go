@@ -31,7 +31,7 @@ const (
 	Explicit = "explicit" // clients connect to the proxy
 	IPTables = "iptables" // REDIRECT, with nf_tables rules like those that iptables makes today
 	TPROXY   = "tproxy"   // REDIRECT for connections that leave a pod, TPROXY for those that arrive at one
-	EBPF     = "ebpf"     // at connect() in the client's pod, by choice of the listening socket in the server's pod
+	EBPF     = "ebpf"     // at connect() in the client's pod; in the server's pod, packets are given to the proxy's socket
 )
 
 // Ways are all ways.
@@ -142,7 +142,7 @@ var needs = map[string]string{
 }
 
 // NoHierarchy returns the error, of code fault.Machine, for a machine where no v2 hierarchy of control groups is
-// mounted, so that programs cannot be attached. The argument where names what needs the hierarchy; it may be empty.
+// mounted, so that programs cannot be attached. Its argument names what needs the hierarchy, and may be empty.
 func NoHierarchy(where string) error {
 	return fault.New(fault.Machine, where, cgroup.MountV2, "eBPF programs on sockets are attached to control groups "+
 		"v2, and no v2 hierarchy is mounted")

@@ -46,30 +46,30 @@ type Ready struct {
 	// Port is the port of every endpoint if services use TCP; a listener accepts connections there. 0 means that services
 	// use UDP, without listeners.
 	Port uint16 `json:"port,omitempty"`
-	// Addresses are those of the services if the mesh is a real one, whose endpoints say what they are (Answer). Nil: the
-	// addresses of services and endpoints follow from their numbers.
+	// Addresses are the addresses of the services if the mesh is a real one, whose endpoints identify themselves (Answer).
+	// Nil: the addresses of services and endpoints are computed from their numbers.
 	Addresses []netip.AddrPort `json:"addresses,omitempty"`
-	// Key is what clients must send before they may ask for changes, where others can reach Control; empty: nothing. Only
-	// the parent gets it, in the ready message.
+	// Key is the secret that clients must send before they may ask for changes. It is empty, and not needed, unless others
+	// can reach Control. Only the parent gets it, in the ready message.
 	Key string `json:"key,omitempty"`
 }
 
 // Change is one change that was made. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
 type Change struct {
 	Number int   `json:"change"`
-	Set    int64 `json:"set_ns"` // when Server.Set was called
+	Set    int64 `json:"set_ns"` // when the control plane got the change
 	// Sent is when the response to the data plane was encoded, and about to be handed to the transport; 0 if the
 	// control plane does not report it.
 	Sent int64 `json:"sent_ns"`
-	// Accepted is how long a cluster's API server took to accept the change after Set; 0 if the change is not made there.
+	// Accepted is how long after Set a cluster's API server had accepted the change; 0 if the change is not made there.
 	Accepted int64 `json:"accepted_ns,omitempty"`
 }
 
 // answerSize is the length of an Answer, in bytes.
 const answerSize = 8
 
-// Answer returns what an endpoint of a mesh with Ready.Addresses sends to each connection before it closes it: the
-// number of its service and that of the change that added it, each as 4 bytes, big-endian.
+// Answer returns what an endpoint of a mesh with Ready.Addresses writes to each connection before closing it: the
+// number of the endpoint's service, and the number of the change that added the endpoint, each as 4 bytes, big-endian.
 func Answer(service, change int) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, uint32(service)), uint32(change))
 }
@@ -86,9 +86,9 @@ func ReadAnswer(r io.Reader) (service, change int, err error) {
 // All, in place of a service's number, asks for a change of every service at once.
 const All = -1
 
-// The events between Client and mesh. If there is a Ready.Key, the client begins with "key" and that. The mesh first
-// sends "ready" with a Ready. The client then sends "change" with an ask, and the mesh answers with "changed" and a
-// Change, or with an error.
+// The events between Client and mesh. If the mesh has a Ready.Key, the client first sends "key" with it. The mesh then
+// sends "ready" with a Ready. For each change, the client sends "change" with an ask, and the mesh answers with
+// "changed" and a Change, or with an error.
 const (
 	keyEvent     = "key"
 	changeEvent  = "change"
@@ -118,7 +118,7 @@ type plane struct {
 func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) {
 	// Garbage is collected only before changes (collect): a collection during a change would use the data plane's CPU.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(muchGarbage)) // if data planes connect, but no load asks for changes
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(muchGarbage)) // bounds garbage if no load asks for changes
 	p := &plane{o: o, sent: make(chan int64, 64)}
 	if p.now, err = resources(o.Services, o.Endpoints); err != nil {
 		return err
@@ -189,12 +189,12 @@ func ServeChanges(ctx context.Context, l net.Listener, r Ready, most int, do mak
 }
 
 const (
-	mostClients = 64               // that may be connected to ask for changes
+	mostClients = 64               // open connections of clients
 	keyWithin   = 10 * time.Second // from a client's connection to its key
 	maxKey      = 1 << 10          // bytes of the message with the key
 )
 
-// admits reports whether a client has the key, if there is one. said is what conn reads.
+// admits reports whether a client has sent the key, or none is needed. conn reads from said, whose limit admits sets.
 func (c *changes) admits(client net.Conn, conn *role.Conn, said *io.LimitedReader) bool {
 	if c.key == "" {
 		return true
@@ -346,7 +346,7 @@ func (c *Client) Close() error { return c.conn.Close() }
 // Ask asks for a change of one service, or of All. Changed returns the answer.
 func (c *Client) Ask(service int) error { return c.role.Send(changeEvent, ask{service}) }
 
-// Refused returns the error with which the mesh has answered Ask, or nil if it has not within the given time.
+// Refused returns the error with which the mesh answers Ask, or nil if no such answer comes within the given time.
 func (c *Client) Refused(within time.Duration) error {
 	if err := c.conn.SetReadDeadline(time.Now().Add(within)); err != nil {
 		return err

@@ -149,8 +149,8 @@ func (j *joined) know(p *Place, applications int) error {
 	return nil
 }
 
-// settled waits until every proxy has put all of its configuration into effect. The argument what names the
-// configuration in errors.
+// settled waits until every proxy has put all of its configuration into effect. Errors name the configuration by the
+// second argument.
 func (j *joined) settled(ctx context.Context, what string) error {
 	s, ok := j.proxy.(Settler)
 	if !ok {

@@ -364,7 +364,7 @@ func (p *one) lost() (gone []string) {
 	return gone
 }
 
-// Address returns the address at which a load reaches an application: that of the first proxy.
+// Address returns the address that loads connect to in order to reach an application.
 func (j *joined) Address(app string) (string, error) {
 	address, ok := j.entry[app]
 	if !ok {

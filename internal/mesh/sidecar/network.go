@@ -190,7 +190,7 @@ func (j *joined) redirect() error {
 	return nil
 }
 
-// Asked configures a process that runs where a load will run, and checks that traffic gets through to an application.
+// Asked tells a process, which runs where a load will run, how to check that traffic gets through to an application.
 type Asked struct {
 	Over    string   `json:"over"`    // a protocol; for TCP, a connection that stays open is enough
 	Listens []string `json:"listens"` // addresses that must accept a connection first
@@ -247,8 +247,8 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	}
 }
 
-// until calls the function asking until it succeeds or ctx ends. If ctx ends, until returns the last error that the end
-// of ctx did not cause.
+// until repeats asking() until it returns nil or ctx ends. In the latter case, until returns the last error that the
+// end of ctx did not cause.
 func until(ctx context.Context, asking func(context.Context) error) error {
 	var reason error
 	tick := time.NewTicker(askEvery)

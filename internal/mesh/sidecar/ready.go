@@ -188,7 +188,8 @@ func knock(ctx context.Context, listens []string) error {
 	return nil
 }
 
-// listens returns the addresses at which the proxies of an application listen, except that of the first proxy.
+// listens returns the addresses at which the proxies of an application listen, except the address that loads connect
+// to.
 func (j *joined) listens(app string) (all []string) {
 	for _, p := range j.proxies {
 		if p.place.App == app && p.place.Listen != j.entry[app] {

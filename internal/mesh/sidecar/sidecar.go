@@ -85,8 +85,8 @@ type (
 		Change(ctx context.Context, control any, d Drive) (any, error)
 	}
 
-	// Settler is a proxy that reports whether it has put all of its configuration into effect. An error says why that is
-	// unknown at the moment.
+	// Settler is a proxy that reports whether it has put all of its configuration into effect. If it has not, or if that
+	// is unknown, the error says why.
 	Settler interface {
 		Settled(ctx context.Context, p Place) (bool, error)
 	}
@@ -142,8 +142,8 @@ type Place struct {
 	// Dial connects to an IP address in the proxy's network. It is nil if that is the host's network.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// AcceptTLS and DialTLS report on which side the proxy uses mutual TLS. Its certificate and the roots are then in Dir,
-	// in the files IdentityFile and RootsFile.
+	// AcceptTLS means that the proxy uses mutual TLS with its clients, and DialTLS that it does with the server. Its
+	// certificate and the roots are then in Dir, in the files IdentityFile and RootsFile.
 	AcceptTLS, DialTLS bool
 	Identity           string // its SPIFFE ID
 	Peer               string // SPIFFE ID of the proxy at the other end of the TLS connections; empty: none

@@ -10,7 +10,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// OpenMaps creates the maps named in entries for a design's program (Design.Ask), with the given numbers of entries.
+// OpenMaps creates maps of a design's program (Design.Ask), given their names and numbers of entries.
 func OpenMaps(ask func() (*ebpf.CollectionSpec, error), entries map[string]uint32) (map[string]*ebpf.Map, error) {
 	spec, err := ask()
 	if err != nil {

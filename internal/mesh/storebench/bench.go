@@ -25,8 +25,8 @@ const Generator = "store"
 
 // The names of histograms.
 const (
-	// FlushTime is the time of one change: from when the store gets it until programs find it and the store is ready for
-	// the next change.
+	// FlushTime is the time of one change: from when its input (Options.From) is there until programs find the change and
+	// the store is ready for the next one. It includes decoding, if the input is encoded.
 	FlushTime  = "flush"
 	LookupTime = "lookup" // time of one query: the mean over the queries of one call into the kernel
 )
@@ -55,8 +55,8 @@ const (
 
 const (
 	// resident is the maximum number of flushed resources in the store. A design that takes a quarter of a second for each
-	// resource would take too long to add 64 of them, so prepare stops when the duration enough has passed, but it adds at
-	// least one resource.
+	// resource would take too long to add 64 of them, so prepare adds at least one resource, and then stops once a time
+	// limit has passed (enough).
 	resident = 64
 	enough   = 20 * time.Millisecond
 
@@ -164,7 +164,7 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 }
 
 // flush makes the change that kind(i) returns. If measured is set, the change counts unless it begins in the warm-up.
-// The result more is false if no change was made, because of an error or because the time is over.
+// It returns false if no change was made, because of an error or because the time is over.
 func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Change, error), i int,
 	measured bool) (more bool, err error) {
 	began := pace.Now()
@@ -196,8 +196,8 @@ func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change
 	return true, nil
 }
 
-// prepare adds resources without measuring, and returns how many it added. The result more is false if no time is left
-// or an error occurs, as in flush.
+// prepare adds resources without measuring, and returns how many it added. Its second result is false if no time is
+// left or an error occurs, as in flush.
 func (b *Bench) prepare(ctx context.Context, w *window) (n int, more bool, err error) {
 	for enough := pace.Now() + int64(enough); n < resident; n++ {
 		if n > 0 && pace.Now() >= enough {

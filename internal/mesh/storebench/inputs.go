@@ -19,8 +19,8 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// inputs holds the changes to flush, as decoded changes and as bytes on the wire. They are made in advance, so that
-// only the store's work is measured. A removal is a name in both forms.
+// inputs holds the changes to flush, as decoded changes and as bytes on the wire. They are made in advance, because
+// only their decoding and the store's work are measured. A removal is a name in both forms.
 type inputs struct {
 	sets    [2][resident]mesh.Change // two contents for each name
 	wire    [2][resident][]byte      // the same as encoded xDS resources; unused for the decoded form

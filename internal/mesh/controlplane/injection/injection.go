@@ -1,7 +1,7 @@
 // Package injection is the webhook that makes pods part of the mesh. The API server of a Kubernetes cluster asks it
-// what to add to each new pod (AdmissionReview, admission.k8s.io/v1). It answers with a JSON patch that adds the
-// proxy, the redirection of connections to it, and volumes, and makes the sidecar answer the probes that the kubelet
-// could not send through the proxy.
+// what to add to each new pod (AdmissionReview, admission.k8s.io/v1). The webhook answers with a JSON patch, which adds
+// the proxy, the redirection of connections to the proxy, and volumes. The patch also makes the sidecar answer the
+// probes that the kubelet could not send through the proxy.
 package injection
 
 import (
@@ -31,8 +31,8 @@ const (
 	// (k8s.io/apiserver, MaxRequestBodyBytes), and a review of a creation contains the object once.
 	MaxReview = 4 << 20
 	// maxMemory is the memory, in bytes, that all reviews in progress may take; further reviews wait. A review is read in
-	// pieces of piece bytes, and counts as growth times its size, because it is also held decoded, as a patch, and as the
-	// patch in base64.
+	// pieces (of piece bytes), and takes several times its size (growth), because it is also held decoded, as a patch, and
+	// as the patch in base64.
 	maxMemory = 256 << 20
 	piece     = 32 << 10
 	growth    = 16
@@ -169,7 +169,7 @@ func (w *Webhook) read(ctx context.Context, to http.ResponseWriter,
 	}
 }
 
-// answer decides whether and how a pod is injected.
+// answer decides whether and how a pod is injected. If it cannot decide because of an internal error, a is nil.
 func (w *Webhook) answer(r *request) (a *response, result, why string) {
 	a = &response{UID: r.UID}
 	refused := func(code int, reason, message string) (*response, string, string) {
@@ -212,8 +212,8 @@ func (w *Webhook) answer(r *request) (a *response, result, why string) {
 	return a, resultInjected, ""
 }
 
-// Serve answers at l until ctx ends, and closes l. secure must have a certificate that Kubernetes can verify with a
-// caBundle.
+// Serve answers at l until ctx ends, and closes l. secure must have a certificate that API servers can verify with the
+// caBundle of the webhook's configuration.
 func (w *Webhook) Serve(ctx context.Context, l net.Listener, secure *tls.Config) error {
 	return limit.Serve(ctx, l, &http.Server{
 		Handler: w, TLSConfig: secure, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 2 * patience,

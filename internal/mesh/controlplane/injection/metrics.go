@@ -13,7 +13,7 @@ type Metrics struct {
 	seconds prometheus.Histogram
 }
 
-// NewMetrics makes metrics and registers them. A registry can have them only once.
+// NewMetrics makes metrics and registers them. It panics if r already has them.
 func NewMetrics(r prometheus.Registerer) *Metrics {
 	shown := promauto.With(r)
 	return &Metrics{

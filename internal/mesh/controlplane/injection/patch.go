@@ -26,7 +26,7 @@ func (r *refusal) Error() string { return r.message }
 
 func refuse(format string, args ...any) error { return &refusal{fmt.Sprintf(format, args...)} }
 
-// skips returns why a pod must not be injected, or "" if it must.
+// skips returns why a pod must not be injected, or "" if it must be injected.
 func (c *compiled) skips(namespace string, p *pod) string {
 	wants := cmp.Or(p.Metadata.Labels[InjectKey], p.Metadata.Annotations[InjectKey])
 	switch {
@@ -73,7 +73,8 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 		"account":   account,
 		"identity":  id,
 		"roots":     string(by.RootsPEM()),
-		// The kubelet expands $(NAME) and $$ in the environment and in arguments, but not in probes.
+		// Dollar signs are escaped, because the kubelet expands $(NAME) and $$ in the environment and the arguments of the
+		// sidecar, where the table is put, but not in probes.
 		"probes":          strings.ReplaceAll(string(encoded), "$", `\u0024`),
 		"probePort":       strconv.Itoa(c.ProbePort),
 		"excludeInbound":  inbound,
@@ -140,7 +141,8 @@ func (c *compiled) collides(p *pod) error {
 // maxPorts is the maximum number of ports in an annotation.
 const maxPorts = 1000
 
-// portsOf returns the ports in an annotation and those of all pods, without duplicates, separated by commas.
+// portsOf returns the ports in an annotation, and those that are configured for all pods, without duplicates, separated
+// by commas.
 func portsOf(annotations map[string]string, key string, all []int) (string, error) {
 	ports := slices.Clone(all)
 	if text := annotations[key]; strings.TrimSpace(text) != "" {
@@ -213,8 +215,9 @@ func (c *compiled) moveProbesOf(b *patch, x *container, path string, table probe
 	}
 }
 
-// ask returns what a probe sends to its container, and the probe's key for it. If the probe is not moved, ask is nil
-// and why is the reason, or empty for a probe that runs a process in the container.
+// ask returns what a probe sends to its container, and the key under which the probe describes that, such as "httpGet".
+// If the probe is not moved, ask is nil and why is the reason, or empty for a probe that runs a process in the
+// container.
 func (p *probe) ask(in *container) (ask *probes.Ask, key, why string) {
 	timeout := max(p.Timeout, 1)
 	switch {

@@ -2,8 +2,8 @@ package injection
 
 import "encoding/json"
 
-// The wire types of admission.k8s.io/v1, as far as a webhook for pods needs them (k8s.io/api/admission/v1). Other
-// fields are ignored, and not changed, because the answer is a patch.
+// The types below are the parts of admission.k8s.io/v1 (k8s.io/api/admission/v1) that a webhook for pods needs. All
+// other fields of a pod stay unchanged, because the answer is a patch.
 const (
 	reviewVersion = "admission.k8s.io/v1"
 	reviewKind    = "AdmissionReview"

@@ -44,7 +44,7 @@ type Options struct {
 	ProbeHost string // the host at which the other containers are probed
 
 	Output *os.File          // where Envoy's output goes
-	Log    func(line string) // gets a line for each failed request for a certificate that is retried
+	Log    func(line string) // gets a line when a request for a certificate fails and will be retried
 }
 
 const (

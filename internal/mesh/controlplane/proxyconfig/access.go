@@ -164,7 +164,7 @@ func (s *service) guard(m *Mesh) manager {
 	if m.mtls == off || !s.restricted {
 		return manager{}
 	}
-	// without a policy, no request is allowed
+	// With no policies, these rules allow no request.
 	rules := &rbacv3.RBAC{Action: rbacv3.RBAC_ALLOW, Policies: map[string]*rbacv3.Policy{}}
 	for i, g := range s.grants {
 		p := &rbacv3.Policy{Permissions: g.requests}

@@ -10,8 +10,8 @@ import (
 )
 
 // CompileAfter compiles a configuration like Compile, but reuses what has not changed since an earlier mesh: unchanged
-// messages, lists and parts keep their addresses, so that the server finds the changes by comparing addresses. before
-// is not changed; it may be nil.
+// messages, lists and parts stay where they are in memory, so that the server finds the changes by comparing pointers.
+// before may be nil, and is not modified.
 func (c *Config) CompileAfter(before *Mesh) (*Mesh, error) {
 	m := &Mesh{config: c, mtls: mtls(c.MTLS), trustDomain: c.TrustDomain, names: map[string]*service{},
 		classes: map[classKey]*class{}, proxies: map[string]*proxy{}}
@@ -79,8 +79,8 @@ func (m *Mesh) WithEndpoints(of map[string][]Endpoint) (*Mesh, error) {
 	return &next, nil
 }
 
-// replaced returns a copy of list in which the keys of others are replaced by their values, or nil if list has none of
-// the keys.
+// replaced returns a copy of a list in which each element that is a key of the map is replaced by the key's value. It
+// returns nil if no element is a key.
 func replaced[T comparable](list []T, others map[T]T) (out []T) {
 	for i, m := range list {
 		other, is := others[m]
@@ -95,7 +95,7 @@ func replaced[T comparable](list []T, others map[T]T) (out []T) {
 	return out
 }
 
-// like reports whether two meshes have the same settings that affect all services and proxies.
+// like reports whether two meshes agree in the settings that affect all services and proxies.
 func (m *Mesh) like(o *Mesh) bool {
 	return m.mtls == o.mtls && m.trustDomain == o.trustDomain && m.config.Discovery == o.config.Discovery &&
 		(len(m.config.Proxies) > 0) == (len(o.config.Proxies) > 0)
@@ -169,7 +169,8 @@ func (c *class) clash(own *Resources) bool {
 	return clash
 }
 
-// after returns r with the lists of before in place of equal ones, so that unchanged lists keep their addresses.
+// after returns r, but reuses each earlier list that equals the list in r, so that unchanged lists keep their backing
+// arrays.
 func (r Resources) after(before *Resources) Resources {
 	r.Clusters = after(r.Clusters, before.Clusters)
 	r.Endpoints = after(r.Endpoints, before.Endpoints)
@@ -186,7 +187,7 @@ func after[T comparable](list, before []T) []T {
 	return list
 }
 
-// is reports whether r and o have the same messages, compared by address, in the same order.
+// is reports whether r and o have the same messages, compared by pointer, in the same order.
 func (r *Resources) is(o *Resources) bool {
 	return slices.Equal(r.Clusters, o.Clusters) && slices.Equal(r.Endpoints, o.Endpoints) &&
 		slices.Equal(r.Listeners, o.Listeners) && slices.Equal(r.Routes, o.Routes) && slices.Equal(r.Secrets, o.Secrets)

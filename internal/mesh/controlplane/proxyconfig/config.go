@@ -205,9 +205,9 @@ func Parse(name string, data []byte) (*Mesh, error) {
 	return compile(name, []file{f}, nil)
 }
 
-// compile compiles several files as one configuration, and reuses what has not changed since before, which may be nil.
-// Errors are of type *fault.Error and code Usage. They contain the file and the line, or only name if they are not
-// about a particular file.
+// compile compiles several files as one configuration. It reuses what has not changed since the earlier mesh, which may
+// be nil. Errors are of type *fault.Error and code Usage. They contain the file and the line, or only the given name if
+// they are not about a particular file.
 func compile(name string, files []file, before *Mesh) (*Mesh, error) {
 	all, err := merge(files)
 	if err != nil {
@@ -221,7 +221,7 @@ func compile(name string, files []file, before *Mesh) (*Mesh, error) {
 	return m, nil
 }
 
-// decode decodes one file.
+// decode decodes the file's data into its config. Errors are of type *fault.Error and code Usage.
 func (f *file) decode() error {
 	f.data = document.Plain(f.data)
 	if line, err := document.Guard(f.data); err != nil {

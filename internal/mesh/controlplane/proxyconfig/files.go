@@ -19,8 +19,8 @@ const fileSuffix = ".yaml"
 const maxFiles = 1000
 
 // Files returns the files that a mesh is read from: path itself or, if it is a directory, all of its *.yaml files,
-// sorted by name. Links are followed, and names that begin with a dot are skipped, because Kubernetes mounts a
-// ConfigMap in that way. Errors are of type *fault.Error and code Usage.
+// sorted by name. Symbolic links are followed, and names that begin with a dot are skipped, because the files of a
+// mounted ConfigMap are links into a directory with such a name. Errors are of type *fault.Error and code Usage.
 func Files(path string) ([]string, error) {
 	const hint, what = "name a file or a directory with --config", "the configuration cannot be read"
 	info, err := os.Stat(path)
@@ -100,8 +100,8 @@ func merge(files []file) (*merged, error) {
 	return &merged{all, files}, nil
 }
 
-// place returns where the error is: file:line if that is known, or else name, which stands for all files. In the
-// returned error, list elements are numbered as in their own file.
+// place returns where the error is: file:line if that is known, or else the given name, which stands for all files. In
+// the returned error, list elements are numbered as in their own file.
 func (m *merged) place(name string, err error) (where string, in error) {
 	path := pathOf(err)
 	if len(m.files) == 1 {

@@ -69,7 +69,7 @@ type route struct {
 	headers []string // names, sorted
 }
 
-// readRoutes checks the routes of a service.
+// readRoutes checks the routes of a service, and compiles them.
 func (s *service) readRoutes() error {
 	names := map[string]bool{}
 	for i := range s.Routes {

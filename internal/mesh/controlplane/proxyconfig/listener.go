@@ -265,8 +265,8 @@ func (s *service) serve(m *Mesh, at Inbound) (inbound, error) {
 	return inbound{cluster, l}, nil
 }
 
-// redirected returns a service's listener, adapted to redirected connections if the proxy gets the service's
-// connections in that way: its chains then apply to connections that were made to the service, and all others are
+// redirected returns a service's listener unchanged, unless connections to the service are redirected to the proxy. It
+// then returns a copy whose chains apply only to connections that were made to the service's address; all others are
 // closed.
 func (p *proxy) redirected(name string, l *listenerv3.Listener) (*listenerv3.Listener, error) {
 	r, is := p.Redirected[name]

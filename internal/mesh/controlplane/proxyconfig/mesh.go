@@ -19,7 +19,7 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// byPolicy is the discovery mode in which a proxy gets only the services whose access list names its identity.
+// byPolicy is the discovery mode in which a proxy gets only the services that its identity may call.
 const byPolicy = "policy"
 
 // Mesh is a compiled configuration. It is immutable, and may be used concurrently.
@@ -37,13 +37,14 @@ type Mesh struct {
 	proxies map[string]*proxy
 }
 
-// classKey identifies a class of proxies.
+// classKey identifies a class: the proxies that get the same services and call them in the same way, and so share
+// resources.
 type classKey struct {
 	policy string // proxy.policy
 	direct bool   // its proxies call services at the services' own addresses
 }
 
-// class holds what all proxies that see the same services share.
+// class holds what the proxies of a class share.
 type class struct {
 	Resources
 	names  map[name]bool    // of resources
@@ -204,7 +205,8 @@ func (m *Mesh) readServices() error {
 	return nil
 }
 
-// checkPlace checks the settings of a service that need proxies or identities, or exclude them.
+// checkPlace refuses settings of a service that need proxies or identities in a mesh without them, and settings that a
+// mesh with proxies cannot have.
 func (m *Mesh) checkPlace(s *service) error {
 	proxies := len(m.config.Proxies) > 0
 	switch {
@@ -430,7 +432,7 @@ func (m *Mesh) compileClass(key classKey, callers map[string][]*service) error {
 		return err
 	}
 	for _, l := range listeners {
-		// Without proxies, data planes refuse two services with one address themselves.
+		// Without proxies, two services with the same address are no error here, because data planes refuse them.
 		if err := listens(c.places, nil, l); err != nil && len(m.proxies) > 0 {
 			return err
 		}

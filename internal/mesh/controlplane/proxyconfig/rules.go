@@ -17,8 +17,8 @@ import (
 // would decide only at the client's first byte. By that time, tcp_proxy has connected to the server and forwarded what
 // the server sent (envoyproxy/envoy issue 9023).
 
-// condition is a parsed Rule without its ports, which have already been compared. It matches connections whose source
-// is in a prefix of from and whose destination is in a prefix of to; an empty list contains every address.
+// condition is a parsed Rule without its ports, which have already been compared. A connection matches if its source is
+// in one of the prefixes in from, and its destination in one of those in to; an empty list contains every address.
 type condition struct{ from, to []netip.Prefix }
 
 // cell is a set of connections by the prefixes of their sources and destinations. A connection belongs to the cell
@@ -28,7 +28,7 @@ type cell struct {
 	allowed  bool
 }
 
-// maxCells bounds the product of destinations and sources.
+// maxCells bounds the number of cells of a listener: destinations times sources.
 const maxCells = 1 << 16
 
 // judge divides the connections of a listener into cells by its rules. If no connection is denied, there is one cell.

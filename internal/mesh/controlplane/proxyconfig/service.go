@@ -61,7 +61,7 @@ type service struct {
 	called     bool // some proxy calls it at an outbound address, or has an ingress for it
 	routes     []*route
 
-	cluster    *clusterv3.Cluster // nil for a service with a split, except of UDP (see merged)
+	cluster    *clusterv3.Cluster // nil for a service with a split, unless merged makes one
 	assignment *endpointv3.ClusterLoadAssignment
 	routing    *routev3.RouteConfiguration // HTTP
 	listeners  map[string]*listenerv3.Listener
@@ -86,7 +86,8 @@ func (s *service) weights() map[string]uint32 {
 	return map[string]uint32{s.Name: 1}
 }
 
-// served reports whether the service has its own endpoints rather than a split, even if there are none at present.
+// served reports whether connections to the service go to its own endpoints, even if it has none at present, rather
+// than to a split.
 func (s *service) served() bool { return len(s.Split) == 0 }
 
 // prepare checks what concerns the service alone, and finds the services that it leads to.
@@ -178,7 +179,8 @@ func durationOf(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// unlimited tells Envoy not to limit. A missing value would select Envoy's default limit.
+// unlimited is the value of a limit that tells Envoy not to limit. If the value were missing, Envoy would use its
+// default.
 const unlimited = 1<<32 - 1
 
 // upstream makes the cluster of a service with endpoints, and the endpoints. In a mesh with proxies it lifts Envoy's
@@ -234,11 +236,11 @@ func (s *service) place(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignmen
 		return
 	}
 	if s.assignment = a; s.prior != nil && s.prior.assignment != nil {
-		s.cluster = s.prior.cluster // it has the same content
+		s.cluster = s.prior.cluster // its content is the same as that of c
 	}
 }
 
-// breakers returns circuit breakers that limit connections only; 0: not even connections.
+// breakers returns circuit breakers that limit connections only, or, if the limit is 0, nothing.
 func breakers(connections uint32) *clusterv3.CircuitBreakers {
 	if connections == 0 {
 		connections = unlimited

@@ -1,5 +1,5 @@
 // Package driven starts Tare's control plane for sidecars that are configured over xDS. The control plane is a separate
-// component of the subject. In its mesh, each application is a service that only its client's proxy may call.
+// component of the subject. In its mesh, each application is a service (see MeshOf).
 package driven
 
 import (
@@ -34,7 +34,7 @@ type Plane struct {
 	told        map[string]Told
 }
 
-// Told is the number of resources that a proxy gets from the control plane.
+// Told holds the numbers of resources that a proxy gets from the control plane.
 type Told struct{ Clusters, Listeners int }
 
 // Told returns the number of resources of a proxy.
@@ -53,7 +53,7 @@ func Of(p sidecar.Place) (Plane, error) {
 	return plane, nil
 }
 
-// Start starts the control plane of a mesh of the proxies. It implements sidecar.Driven.
+// Start starts the control plane of a mesh of the proxies. Proxies implement sidecar.Driven with it.
 func Start(ctx context.Context, d sidecar.Drive) (Plane, error) {
 	return StartMesh(ctx, d, MeshOf(d.Proxies))
 }
@@ -83,8 +83,8 @@ func StartMesh(ctx context.Context, d sidecar.Drive, c *proxyconfig.Config) (Pla
 	return Plane{credentials, told}, err
 }
 
-// Change replaces the mesh file of the control plane, which notices the change by itself. It implements
-// sidecar.Changer.
+// Change replaces the mesh file of the control plane, which notices the change by itself. Proxies implement
+// sidecar.Changer with it.
 func Change(control any, d sidecar.Drive) (Plane, error) {
 	p, ok := control.(Plane)
 	if !ok {

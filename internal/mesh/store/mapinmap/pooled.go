@@ -17,8 +17,8 @@ import (
 	"tare/internal/mesh/store/records/keep"
 )
 
-// The variants of pooled, as in the proposal: all maps made at the start; some made at the start and the rest in the
-// background; maps made on demand. The latter two grow and shrink.
+// The variants of pooled, as in the proposal: all maps are made at the start; some are made at the start and the rest
+// in the background; or maps are made on demand. With the last two, the pool grows and shrinks.
 const (
 	ahead      = "ahead"
 	background = "background"
@@ -30,8 +30,8 @@ const (
 // limits the pool.
 //
 // It differs from Kmesh's store in three ways. A free record is found at once, not by a search from the first record.
-// The store remembers the records of a resource, and does not read them back to free them. The pool grows to twice the
-// number of used records, and shrinks to it, in the background; Kmesh's pool changes in steps of 32768 and 8192.
+// The store remembers the records of a resource, and does not read them back to free them. The pool grows and shrinks
+// in the background, to twice the number of used records; Kmesh's pool changes in steps of 32768 and 8192.
 var Pooled = store.Design{
 	Name:     "pooled",
 	Variants: []string{ahead, background, onDemand},
@@ -43,7 +43,7 @@ var Pooled = store.Design{
 const (
 	defaultPool = 32768 // as in Kmesh
 	smallPool   = 256   // initial size with onDemand, minimum initial size with background, and minimum growth
-	growAt      = 0.7   // share of the pool in use
+	growAt      = 0.7   // the pool grows at this share of used records, and shrinks at the next
 	shrinkAt    = 0.3
 	chunk       = 512 // records that one thread makes in sequence
 	threads     = 64

@@ -10,7 +10,7 @@ type Numbers struct {
 // NewNumbers returns an allocator of the numbers from first to end-1.
 func NewNumbers(first, end uint32) Numbers { return Numbers{next: first, end: end} }
 
-// Except returns an allocator of the indexes at which used is false.
+// Except returns an allocator of the indexes of a list, except those of elements that are true.
 func Except(used []bool) Numbers {
 	n := Numbers{end: uint32(len(used))}
 	for i, is := range used {

@@ -197,8 +197,8 @@ func (t *Tree) grow(size int, class Class) int32 {
 	return int32(len(t.records) - 1)
 }
 
-// child adds a record, and a pointer to it in the record parent, at the offset at. The parent is written, with the
-// child's key, before the child.
+// child adds a record, and a pointer to it at the given offset in the parent. The parent is written, with the child's
+// key, before the child.
 func (t *Tree) child(parent int32, at int, class Class) int32 {
 	r := t.grow(t.Layout[class], class)
 	t.Counts[class]++

@@ -156,7 +156,8 @@ func (s *Store) newCluster(name string) (*known, error) {
 	return c, nil
 }
 
-// replace allocates new lines for a cluster, and returns them with the cluster's number, length and name filled in.
+// replace allocates new lines for a cluster, stores their place in the cluster's slot, and drops the old lines. It
+// returns the new lines with the cluster's number, length and name filled in.
 func (s *Store) replace(c *cluster, lines uint32) (words, error) {
 	line, err := s.take(lines)
 	if err != nil {
@@ -454,8 +455,9 @@ func writeRule(w words, r *mesh.Rule) {
 	w[ruleFamilies] = sourceFamily*sourceOfIPv6 | destinationFamily*destinationOfIPv6
 }
 
-// writePrefix writes a prefix as two 64-bit numbers, upper half first. The lowest two bytes of rest are how many low
-// bits of the upper and of the lower half do not matter; of6 is 1 for an IPv6 prefix, which does not contain IPv4.
+// writePrefix writes a prefix as two 64-bit numbers, upper half first. The lowest byte of rest is how many low bits of
+// the upper half do not matter, and the next byte is the same for the lower half; of6 is 1 for an IPv6 prefix, which
+// does not contain IPv4.
 func writePrefix(w words, p netip.Prefix) (rest, of6 uint32) {
 	if !p.IsValid() {
 		return 64 | 64<<8, 0
@@ -484,8 +486,8 @@ func portWord(r mesh.PortRange) uint32 {
 // entry is one listener in a bucket.
 type entry struct{ line, tag uint32 }
 
-// setBucket replaces a listener's line in its bucket. The argument before is the old line, or 0 to add the listener;
-// after is the new line, or 0 to remove the listener.
+// setBucket replaces a listener's old line in its bucket with a new one. If the old line is 0, it adds the listener; if
+// the new one is 0, it removes the listener.
 func (s *Store) setBucket(k *key, before, after uint32) error {
 	hash := k.hash(s.seed)
 	bucket, tag := uint32(hash)&s.g.mask(), uint32(hash>>32)

@@ -115,7 +115,7 @@ func (w words) put64(i int, v uint64) { w[i], w[i+1] = uint32(v), uint32(v>>32) 
 type geometry struct {
 	options store.Options
 	lines   uint32 // in all
-	// Numbers of leaves, in whole branches.
+	// Numbers of leaves, rounded up to whole branches.
 	slotLeaves, bucketLeaves uint32
 }
 

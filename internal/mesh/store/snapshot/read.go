@@ -40,8 +40,8 @@ func (r *reader) claim(p piece) words {
 	return r.m.at(p.line, p.lines)
 }
 
-// sized claims the object that begins at the given line. The word at offset length in that line is the object's number
-// of lines.
+// sized claims the object that begins at the given line. It finds the object's number of lines in that line, at the
+// given offset in words.
 func (r *reader) sized(line, length uint32) (piece, words) {
 	p := piece{line, r.m[line*lineWords+length]}
 	return p, r.claim(p)

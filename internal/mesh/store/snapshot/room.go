@@ -90,7 +90,7 @@ func (r *room) take(n uint32) (line uint32, ok bool) {
 	return line, true
 }
 
-// first returns the smallest index, not below from, of a list that is not empty. It returns -1 if there is none.
+// first returns the index of the first list that is not empty, beginning at the given index, or -1 if there is none.
 func (r *room) first(from int) int {
 	for i := from / 64; i < len(r.used); i++ {
 		w := r.used[i]

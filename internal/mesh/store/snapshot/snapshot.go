@@ -159,7 +159,7 @@ func (s *Store) begin() {
 	super[superMask], super[superListeners] = s.g.mask(), s.g.listeners()
 }
 
-// load rebuilds the bookkeeping from the map, which still has the state before a failed change. Lines in no tree become
+// load rebuilds the bookkeeping from the map, which a failed change leaves as it was before. Lines in no tree become
 // free once no program can reach them.
 func (s *Store) load() error {
 	if s.grace.running() {
@@ -302,7 +302,7 @@ func directory(w words, branches []node) {
 	clear(w[len(branches):])
 }
 
-// take allocates n lines that no program can see. It waits for programs only if all other lines are used up.
+// take allocates n lines that no program can see. It waits for programs only if no other lines are left.
 func (s *Store) take(n uint32) (uint32, error) {
 	line, ok := s.room.take(n)
 	for !ok {

@@ -147,8 +147,8 @@ func (a *Asker) set(q mesh.Question, random uint64) {
 	a.packet.answer = answer{}
 }
 
-// kernel runs the program without cilium/ebpf, which allocates memory for every run. Readers must be fast, so that they
-// overlap with a writer.
+// kernel runs the program by a direct system call, because cilium/ebpf allocates memory for every run. Readers must be
+// fast enough to run while a writer makes a change.
 func (a *Asker) kernel(repeat uint32) {
 	data := uint64(uintptr(unsafe.Pointer(&a.packet.ethernet)))
 	for {

@@ -220,8 +220,8 @@ func (s *values) remove(p *change) error {
 	return nil
 }
 
-// until calls do(i) for each i from 0 to n-1. If a call finds no room, so that done is false, until repeats it after
-// the other calls, which may free some.
+// until calls do(i) for each i from 0 to n-1. If a call finds no room, and returns false, until repeats it after the
+// other calls, which may free some room.
 func until(n int, do func(i int) (done bool, err error)) error {
 	var waiting []int
 	for i := range n {

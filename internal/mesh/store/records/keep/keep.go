@@ -420,7 +420,7 @@ func (s *Store) forget(c *plan.Cluster[kept]) {
 	s.numbers.Give(c.Own.id)
 }
 
-// forgetAbsent removes resources that are not in the maps from the bookkeeping, after a failed change.
+// forgetAbsent removes from the bookkeeping, after a failed change, the resources that are not in the maps.
 func (s *Store) forgetAbsent() {
 	for _, c := range s.config.Clusters {
 		if !c.Own.present {

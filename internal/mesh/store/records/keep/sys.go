@@ -207,7 +207,7 @@ func SetAll(outer int, indexes, fds []uint32) (n int, err error) {
 			return len(fds), nil
 		}
 		if errno != unix.EINVAL && errno != enotsupp {
-			return 0, errno // a retry repeats the updates that were made
+			return 0, errno // n is 0 even if some maps were put; a retry puts them again
 		}
 	}
 	k := NewKernel()
