@@ -48,7 +48,7 @@ func (k resourceType) roots() bool { return k == clusters || k == listeners }
 
 // Mark holds the service and the change that the address of an endpoint encodes (Endpoint). The zero value means none.
 type Mark struct {
-	Service int // from 1
+	Service int // counted from 1
 	Change  int
 }
 

@@ -28,14 +28,14 @@ const Generator = "fleet"
 // and each change of the service that shows effects: the time since the control plane got the change. The times of
 // rollouts and churn start when the first proxy begins to connect.
 const (
-	histogramFirst    = "fleet_first"    // until the first proxy concerned had the response
-	histogramMedian   = "fleet_median"   // until half of them had it
-	histogramLast     = "fleet_last"     // until all had it
-	histogramAnswered = "fleet_answered" // until all had acknowledged it
-	histogramEffect   = "fleet_effect"   // until the new endpoint answered a request through a real Envoy
-	histogramHalf     = "fleet_rollout_median"
-	histogramRollout  = "fleet_rollout" // until all proxies had everything
-	histogramChurn    = "fleet_churn"   // until those that came back had everything
+	histogramFirst    = "fleet_first"          // until the first proxy concerned had the response
+	histogramMedian   = "fleet_median"         // until half of them had it
+	histogramLast     = "fleet_last"           // until all had it
+	histogramAnswered = "fleet_answered"       // until all had acknowledged it
+	histogramEffect   = "fleet_effect"         // until the new endpoint answered a request through a real Envoy
+	histogramHalf     = "fleet_rollout_median" // until half of all proxies had everything
+	histogramRollout  = "fleet_rollout"        // until all proxies had everything
+	histogramChurn    = "fleet_churn"          // until those that came back had everything
 )
 
 // The names of the counts.
@@ -54,7 +54,7 @@ const (
 // longest is the longest time that histograms distinguish, in ns.
 const longest = int64(600e9)
 
-// patience is how long a fleet may take to have everything, and a change to reach all proxies.
+// patience is the time limit for all proxies to get everything, and for a change to reach the proxies that it concerns.
 const patience = 2 * time.Minute
 
 // Load is a fleet at a control plane, ready to run once. Its methods must not be called concurrently.
@@ -74,7 +74,7 @@ type Load struct {
 	left       bool
 }
 
-// Prepare connects all proxies to a control plane, and waits until each has everything.
+// Prepare connects all proxies to a control plane, and waits until each has everything. It also starts the Envoys.
 func Prepare(ctx context.Context, o LoadOptions, r Ready) (l *Load, err error) {
 	if r.Address == "" || r.Control == "" || r.Services == 0 {
 		return nil, fault.New(fault.Usage, "subject", "weigh one of kind controlplane",
@@ -141,7 +141,7 @@ func (l *Load) secure() (func(int) *tls.Config, error) {
 	return func(i int) *tls.Config { return all[l.ready.ServiceOf(i)] }, nil
 }
 
-// Close closes all connections.
+// Close closes all connections, and ends the Envoys.
 func (l *Load) Close() error {
 	closeEnvoys(l.envoys)
 	l.fleet.Close()

@@ -78,7 +78,7 @@ type response struct {
 	bytes               int
 }
 
-// run opens a stream on a connection, and handles responses until the stream ends. It always returns an error.
+// run opens a stream on a connection, and handles responses until the stream ends or ctx does.
 func (p *proxy) run(ctx context.Context, cc *grpc.ClientConn) (err error) {
 	if p.fleet.o.Delta {
 		p.out, err = openDelta(ctx, cc)

@@ -43,11 +43,11 @@ const (
 	Changes     = 65_000 // number of distinguishable changes; later changes are numbered from 1 again
 )
 
-// ServiceOf returns the service that a proxy serves, from 0.
+// ServiceOf returns the number of the service that a proxy serves, counted from 0.
 func (s Shape) ServiceOf(proxy int) int { return proxy % s.Services }
 
-// Callers returns the services, from 0, whose proxies call a service. The list is empty if Calls is 0, although then
-// all services call it.
+// Callers returns the services, counted from 0, whose proxies call a service. The list is empty if Calls is 0, although
+// then all services call it.
 func (s Shape) Callers(service int) (list []int) {
 	for j := range min(s.Calls, s.Services-1) {
 		list = append(list, (service+s.Services-1-j)%s.Services)
@@ -75,7 +75,7 @@ func (s Shape) Concerned(service int) (proxies []int) {
 // NodeID returns the node id of a proxy.
 func NodeID(proxy int) string { return fmt.Sprint("fleet-", proxy) }
 
-// ServiceName returns the name of a service, from 0.
+// ServiceName returns the name of a service, which is given by its number, counted from 0.
 func ServiceName(service int) string { return fmt.Sprint("service-", service) }
 
 // Endpoint returns the endpoint of a service after a change: the address, in 10.200.0.0/16, encodes the service, and

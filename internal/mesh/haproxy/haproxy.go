@@ -47,7 +47,7 @@ func (proxy) Command(p sidecar.Place) (process.Command, error) {
 		return process.Command{}, err
 	}
 	return process.Command{
-		// In the foreground, as one process with worker threads.
+		// -db runs HAProxy in the foreground, as one process with worker threads.
 		Argv: []string{p.Program, "-db", "-f", configFile},
 		Dir:  p.Dir,
 	}, nil

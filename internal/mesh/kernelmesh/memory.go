@@ -74,14 +74,14 @@ const ifAsked = " Only in experiments in which an arm has `services`."
 // left describes when the readings after the load are taken.
 const left = " after the load, with `then-services` services left"
 
-// before returns a metric of the reading before the load. It repeats the metric that its third argument names.
+// before returns the counterpart, in the reading before the load, of the metric that the third argument names.
 func before(family, name, of string, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	m := further(family, name, readingBefore, "`"+of+"` before the load; absent without `then-services`", value)
 	m.Before = of
 	return m
 }
 
-// after returns a metric of the reading after the load. It repeats the metric that its third argument names.
+// after returns the counterpart, in the reading after the load, of the metric that the third argument names.
 func after(family, name, of, what string, value func(*measured.Measured) (float64, bool)) measured.Metric {
 	m := further(family, name, readingAfter, what, value)
 	m.After = of

@@ -32,7 +32,7 @@ var Settings = []param.Setting{
 		Doc: "endpoints that the maps can hold"},
 }
 
-// OptionsOf converts settings to options. It returns an error for an unknown store.
+// OptionsOf converts settings to options. It returns an error for an unknown store or invalid metadata.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Store: v["store"], Fail: v["fail"], Peer: v["peer"], Work: v["work"],

@@ -151,7 +151,7 @@ func configOf(ctx context.Context, p sidecar.Place) (c config, err error) {
 			return c, err
 		}
 	}
-	// Two for each proxied connection, and some for the listening sockets and status requests.
+	// Each proxied connection takes two sockets; listening sockets and status requests take some more.
 	c.Sockets = 2*p.Connections + 64 + len(p.Others)
 	c.Files = c.Sockets + 64
 	c.Services = []service{{"to", p.Listen, p.To, p.Connections}}

@@ -12,11 +12,12 @@ const Generator = "push"
 
 // The names of the load's histograms, each with one value per change.
 const (
-	// Sent is from when the control plane got the change until its response was about to be handed to the transport.
+	// Sent is the time from when the control plane got the change until its response was about to be handed to the
+	// transport.
 	Sent   = "push_sent"
 	Usable = "push_usable" // from the end of Sent until a new connection to each changed service shows it
 	Whole  = "push"        // the sum: from when the control plane got the change until connections show it
-	// Accepted is from when the change was sent to a cluster's API server until the server had accepted it.
+	// Accepted is the time from when the change was sent to a cluster's API server until the server had accepted it.
 	Accepted = "push_accepted"
 	// Gap is the time from the last try that did not show the change to the try that did. Usable can be too long by up to
 	// this time.

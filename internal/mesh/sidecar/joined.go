@@ -153,7 +153,7 @@ func (j *joined) Start(ctx context.Context) error {
 	return nil
 }
 
-// plan adds the proxies of an application, with their places.
+// plan determines the Place of each proxy of an application, and adds these proxies to j.proxies.
 func (j *joined) plan(app, address, program string) error {
 	components := []string{Server, Client}[:Hops(j.part.Options)]
 	mtls := MTLS(j.part.Options)

@@ -47,7 +47,7 @@ const (
 
 // Options configures a Webhook.
 type Options struct {
-	Authority *authority.Authority // its trust domain is that of the pods' identities
+	Authority *authority.Authority // has the trust domain of the pods' identities, and the roots that proxies trust
 	Metrics   *Metrics             // nil: nothing is counted
 }
 

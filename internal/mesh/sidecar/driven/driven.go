@@ -58,7 +58,7 @@ func Start(ctx context.Context, d sidecar.Drive) (Plane, error) {
 	return StartMesh(ctx, d, MeshOf(d.Proxies))
 }
 
-// StartMesh starts the control plane of a mesh.
+// StartMesh starts the control plane of a mesh, and returns when it is ready.
 func StartMesh(ctx context.Context, d sidecar.Drive, c *proxyconfig.Config) (Plane, error) {
 	told, err := write(d.Dir, c)
 	if err != nil {

@@ -26,8 +26,8 @@ const (
 )
 
 // Pooled makes the maps of records in advance, in parallel, and reuses them. A list in memory holds the free ones. A
-// change does not wait for readers. Every map of the pool is an open file of the writer, so the limit of open files
-// limits the pool.
+// change does not wait for readers, unless it needs more records than are free. Every map of the pool is an open file
+// of the writer, so the limit of open files limits the pool.
 //
 // It differs from Kmesh's store in three ways. A free record is found at once, not by a search from the first record.
 // The store remembers the records of a resource, and does not read them back to free them. The pool grows and shrinks
@@ -43,9 +43,9 @@ var Pooled = store.Design{
 const (
 	defaultPool = 32768 // as in Kmesh
 	smallPool   = 256   // initial size with onDemand, minimum initial size with background, and minimum growth
-	growAt      = 0.7   // the pool grows at this share of used records, and shrinks at the next
-	shrinkAt    = 0.3
-	chunk       = 512 // records that one thread makes in sequence
+	growAt      = 0.7   // share of used records at which the pool grows
+	shrinkAt    = 0.3   // share of used records at which the pool shrinks
+	chunk       = 512   // records that one thread makes in sequence
 	threads     = 64
 	otherFiles  = 1024 // files that the process may open besides the maps
 )

@@ -3,7 +3,8 @@
 //
 // A resource that keeps its size class is replaced by one update in place. A new resource, or one whose class changes,
 // is written into a free slot first, and then the word that holds its location is changed. Clusters are changed before
-// listeners, and removals come last, so that a listener never names a missing cluster.
+// listeners, and removals come last, so that no listener names a missing cluster in the meantime. Only if a change
+// needs the room that removals free do these come first.
 package value
 
 import (
