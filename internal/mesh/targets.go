@@ -2,8 +2,8 @@ package mesh
 
 import "net/netip"
 
-// Target is an endpoint that gets new connections, and its share of them relative to the sum over all targets of its
-// cluster.
+// Target is an endpoint that gets new connections. Its share of its cluster's new connections is its weight divided by
+// the sum of the weights of all targets of the cluster.
 type Target struct {
 	Address netip.AddrPort
 	Weight  uint32

@@ -7,10 +7,10 @@ import "tare/internal/mesh/store"
 
 // The operations to measure.
 const (
-	Insert  = "insert"  // of a resource that does not exist
-	Replace = "replace" // of an existing resource, by another with the same name
-	Delete  = "delete"  // of an existing resource
-	Lookup  = "lookup"  // no change: queries by a program in the kernel
+	Insert  = "insert"  // add a resource that does not exist
+	Replace = "replace" // replace an existing resource by another with the same name
+	Delete  = "delete"  // remove an existing resource
+	Lookup  = "lookup"  // change nothing; a program in the kernel looks up services
 )
 
 // The flushed resources, from the two benchmarks of Kmesh's map update proposal (package storeload).
@@ -38,7 +38,7 @@ type Options struct {
 	Resource  string
 	Operation string
 	From      string
-	Services  int // in the store, besides the flushed resources
+	Services  int // number of services in the store, besides the flushed resources
 	Endpoints int // endpoints of each service
 	Max       store.Options
 }

@@ -35,8 +35,8 @@ func (b *Bench) Ready() (Ready, error) {
 }
 
 // Run runs the subject by the role protocol on conn: it opens and fills the store, sends ready, waits for the start,
-// works, sends the result, and stays until the parent closes its end. If the parent does so earlier, Run ends without
-// an error.
+// flushes changes, sends the result, and stays until the parent closes its end of conn. If the parent does so earlier,
+// Run returns without an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	b, err := New(ctx, o)
 	if err != nil {

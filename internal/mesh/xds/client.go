@@ -33,13 +33,14 @@ type Options struct {
 
 	StateOfTheWorld bool // use the state-of-the-world variant instead of deltas
 
-	// Apply makes a change, completely or not at all. One goroutine calls it. An error refuses all new resources of the
-	// change, unless it is a *fault.Error whose Where names a resource; then it refuses only that resource.
+	// Apply makes a change, completely or not at all. One goroutine calls it. If it returns a *fault.Error whose Where is
+	// the name of a resource of the change, the client refuses that resource and tries the rest again. After any other
+	// error, the client halves the change until each resource that causes an error is alone, and refuses these resources.
 	Apply func(context.Context, mesh.Change) error
-	// OnEvent is called for every response, once its acknowledgement has been handed to the transport, or its refusal has
-	// been replaced by the answer to a later response; not if the stream ends first. OnState is called for every change of
-	// state. The client's own goroutines make these calls, one call of each function at a time. Both functions must return
-	// quickly.
+	// OnEvent is called for every response, when its answer (an acknowledgement or a refusal) has been handed to the
+	// transport, or when the answer to a later response replaces its delayed refusal. If the stream ends first, OnEvent is
+	// not called. OnState is called for every change of state. The client's own goroutines make these calls, one call of
+	// each function at a time. Both functions must return quickly.
 	OnEvent func(Event)
 	OnState func(State)
 
@@ -78,10 +79,10 @@ type Timeouts struct {
 	// Reconnect is the wait before the second attempt. Each further wait is twice as long, up to ReconnectMax; a random
 	// part of each wait, up to half, is subtracted. The defaults are 200 ms and 30 s.
 	//
-	// A stream counts if something was received on it. After a stream that lasted longer than the wait before it, the
-	// waits start from the beginning; after a shorter one, the wait is at most 8 times Reconnect. If the control plane
-	// refused a request, or sent something unacceptable, the next stream would end in the same way, so the waits start
-	// from the beginning only after a stream of more than ReconnectMax.
+	// Only a stream on which something was received shortens the waits. After such a stream, if it lasted longer than the
+	// wait before it, the waits start from the beginning; otherwise, the next wait is at most 8 times Reconnect. If the
+	// control plane refused a request, or sent something unacceptable, the next stream would end in the same way, so the
+	// waits start from the beginning only if the stream lasted longer than ReconnectMax.
 	Reconnect, ReconnectMax time.Duration
 }
 
@@ -149,7 +150,7 @@ type Metrics struct {
 	Waiting         int // listeners that wait for clusters or for their address
 }
 
-// Complete reports whether no received resource waits for one that has not been received.
+// Complete reports whether no resource waits: all counts are 0.
 func (m Metrics) Complete() bool { return m.WaitingClusters+m.WaitingRoutes+m.Waiting == 0 }
 
 // Client keeps a store up to date with a control plane. New makes one.
@@ -395,7 +396,7 @@ func subscriptions(k Kind, names []string, versions map[string]string, room int)
 }
 
 // askAll queues a request that subscribes to all wanted resources of a type at once, as the state-of-the-world variant
-// requires. If the request is too long for every server, askAll ends the stream.
+// requires. If the names exceed maxRequest, askAll ends the stream.
 func (c *Client) askAll(q *request) {
 	if err := fits(q.kind, q.names, maxRequest); err != nil {
 		c.conn.fail(err)

@@ -33,8 +33,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 }
 
 // decode decodes a response of the variant set in r, and checks all of it. It allocates nothing for resources, because
-// an empty resource takes only two bytes of a message. The method next returns the resources later, in batches. Fields
-// that the client does not use are skipped.
+// a message can hold millions of them: an empty one takes only two bytes. response.next returns the resources later, in
+// batches. Fields that the client does not use are skipped.
 func (r *response) decode(b []byte) error {
 	r.wire, r.message, r.left = len(b), b, b
 	var version, kind, nonce []byte

@@ -184,7 +184,8 @@ func (s *intake) read(k Kind, it *item) {
 // maxExpansion is the maximum ratio of an assignment's memory to its encoded length.
 const maxExpansion = 8
 
-// parse does the decoding for read and stage, large resources one at a time, and sets the exact cost of endpoints.
+// parse decodes a resource for the methods read and stage, and sets the exact cost of endpoints. It decodes only one
+// large resource at a time.
 func (s *intake) parse(k Kind, it *item) {
 	p := &it.read
 	if len(it.value) > largeResource {

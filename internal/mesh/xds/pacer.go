@@ -13,11 +13,11 @@ const (
 // pacer makes the client stop reading responses for a while after it has been busy with some. gRPC's flow control then
 // slows the control plane down.
 type pacer struct {
-	spent time.Duration // the work that rest had not paid off when spent was computed
+	spent time.Duration // the work not yet paid off by rest when spent was computed
 	at    time.Time     // when spent was computed
 }
 
-// owed returns the work that rest has not paid off by the given time.
+// owed returns the work that is not yet paid off by rest at the given time.
 func (p *pacer) owed(now time.Time) time.Duration {
 	return max(0, p.spent-time.Duration(busyShare*float64(now.Sub(p.at))))
 }

@@ -122,8 +122,8 @@ func (s *state) setListener(name string, l *translate.Listener, o *outcome) erro
 	return s.expand(name, o)
 }
 
-// expand updates what is served for a listener. As long as something that the listener needs is missing, expand does
-// not change it.
+// expand updates what is served for a listener. As long as something that the listener needs is missing, expand leaves
+// the served listeners as they are.
 func (s *state) expand(name string, o *outcome) error {
 	v := &s.serving
 	made, err := v.wanted[name].Expand(translate.Env{

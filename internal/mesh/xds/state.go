@@ -617,8 +617,8 @@ func empty(c mesh.Change) bool {
 	return len(c.Clusters)+len(c.Listeners)+len(c.RemovedClusters)+len(c.RemovedListeners) == 0
 }
 
-// namedTries is how many refusals in which the store names the resource are handled one after the other. After that,
-// the change is halved to find the remaining refused resources.
+// namedTries is the number of attempts in which settle relies on the store to name the resource that it refuses. After
+// those, settle halves the change to find the remaining refused resources.
 const namedTries = 8
 
 // settle applies the planned change to the store. If the store refuses resources, settle undoes those and applies the

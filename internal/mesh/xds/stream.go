@@ -44,7 +44,8 @@ type conn struct {
 	why        atomic.Pointer[error]
 }
 
-// hold remembers the last refusal that was sent. If the same refusal is due again, hold delays it.
+// hold holds the text of the last refusal that was sent (wrong). If the next answer is the same refusal, hold also
+// holds the request with that answer, which is delayed, and when the request is due.
 type hold struct {
 	wrong   string
 	wait    time.Duration
@@ -58,11 +59,12 @@ type wire interface {
 	receive() (*response, error)
 }
 
-// window is large enough for usual responses, so that the control plane does not wait for flow control.
+// window is the size of gRPC's windows for flow control, in bytes. Usual responses fit into it, so that the control
+// plane does not wait.
 const window = 8 << 20
 
-// open starts to open a stream. It closes the channel opened once the stream is open, and sends the error that ends the
-// stream on the channel ended.
+// open starts to open a stream. It closes conn.opened once the stream is open, and sends the error that ends the stream
+// on conn.ended. It calls the function sent with each request that has been handed to the transport.
 func open(ctx context.Context, o *Options, sent func(*request)) *conn {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &conn{in: make(chan *response), out: make(chan *request), ended: make(chan error, 1), cancel: cancel,
@@ -226,7 +228,8 @@ func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (wire, error)
 	return &delta{s, node, o.Limits.entries()}, err
 }
 
-// problem returns the error detail with which a request refuses a response; nil if it does not.
+// problem returns the error detail of a request that refuses a response for the given reason. It returns nil if the
+// reason is empty: the request then acknowledges the response.
 func problem(wrong string) *statuspb.Status {
 	if wrong == "" {
 		return nil

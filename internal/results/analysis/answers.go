@@ -504,9 +504,9 @@ const (
 	forEvery = " for every "
 )
 
-// Slope formats how much more units of a factor add: "2.9 MB for every 1,000 connections". The number of units is the
-// largest power of ten, up to 1,000, that does not exceed the largest level. The name of the units comes from the run's
-// phrase for the factor ("with {} connections"), or else is the factor's name.
+// Slope formats what further units of a factor add to a metric: "2.9 MB for every 1,000 connections". The number of
+// units is the largest power of ten, up to 1,000, that does not exceed the largest level. The name of the units comes
+// from the run's phrase for the factor ("with {} connections"), or else is the factor's name.
 func (s *Summary) Slope(x Term, unit string, largest float64) string {
 	many := 1.0
 	for many < 1000 && many*10 <= largest {
@@ -528,7 +528,7 @@ func (x Term) times(n float64) Term {
 	return x
 }
 
-// atMost is the maximum number of resolved differences that the method others adds to an answer.
+// atMost is the maximum number of resolved differences that Prose.others adds to an answer.
 const atMost = 3
 
 // others names up to atMost resolved differences that no clause has mentioned, one of each family of metrics, sorted by
@@ -555,7 +555,7 @@ func (p *Prose) others(t *Table) {
 			continue
 		}
 		if spoken[t.defined.FamilyOf(e.Metric)] || t.defined.Of(e.Metric).Clause != "" {
-			continue // already mentioned, or mentioned by the method stated
+			continue // already mentioned, or left to Prose.stated
 		}
 		if base := p.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
 			size := max(math.Abs(e.Value), math.Abs(base.Value))

@@ -72,7 +72,7 @@ func (p *Prose) quotes(t *Table, whole metric.Definition) bool {
 	})
 }
 
-// growing lists the metrics, besides those of memories, whose growth the method lines describes.
+// growing lists further metrics, besides those in memories, whose growth Prose.lines describes.
 var growing = []struct{ metric, name string }{{"subject_cpu_seconds_per_request", "CPU time of a request"}}
 
 // lines adds sentences on how each component's memory and CPU time per request grow with the swept factor: "Hard memory

@@ -25,7 +25,8 @@ type Verdict struct {
 // Result states whether an assertion holds.
 type Result string
 
-// The results. An assertion is undecided if the interval contains its bound, or if the metric was not measured.
+// The results. An assertion is undecided if, for example, the interval contains its bound, or the metric was not
+// measured (Check.Why).
 const (
 	Holds     Result = "holds"
 	Fails     Result = "fails"
@@ -275,8 +276,8 @@ func (a *asserter) concerns(t *Table, of assertion.Assertion, at factors) bool {
 	return !told
 }
 
-// silent reports whether no trial of an arm at a level gave any metric, such as when all of them failed. That no other
-// arm has some metric there does not show that such an arm would lack it.
+// silent reports whether no trial of an arm at a level gave any metric, such as when all of them failed. If no
+// other arm has a certain metric there, this does not show that the silent arm would lack it.
 func (t *Table) silent(p place) bool {
 	for _, o := range t.outcomes[levelArm{record.LevelKey(p.at), p.arm}] {
 		if len(o.fates) > 0 {
@@ -340,8 +341,8 @@ func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 	return c
 }
 
-// withheld returns the reason why the value of an arm at a level must not be quoted, or the baseline's if the assertion
-// is about a difference from it; empty if both may be.
+// withheld returns the reason why the value of an arm at a level must not be quoted or, if the assertion is about a
+// difference or change from the baseline, why the baseline's value must not; empty if there is no such reason.
 func (a *asserter) withheld(of assertion.Assertion, p place) string {
 	find := func(arm string) string {
 		if e := a.estimateOf(of.Metric, arm, of.Component, p.at); e != nil {

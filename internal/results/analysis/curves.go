@@ -21,7 +21,7 @@ type Curve struct {
 // CurvePoint is one percentile of latency in seconds: the median over blocks of the trials' quantiles, and its paired
 // difference from the baseline.
 type CurvePoint struct {
-	Q float64 // the quantile: fraction of requests that are at most as slow
+	Q float64 // the quantile: fraction of requests that take at most this long
 	Interval
 	Difference *Difference // nil for the baseline itself, and if the baseline has no such quantile
 	Visible    *float64    // the smallest visible difference here: half the width of the A/A band

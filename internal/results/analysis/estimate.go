@@ -279,8 +279,8 @@ func (t *Table) dependences() map[armMetric]stats.Dependence {
 	return all
 }
 
-// dependence does the same for one metric and returns the results by arm. Calling of(pairs) computes the series of an
-// arm at a level from its pairs.
+// dependence estimates, for each arm, how much neighbouring blocks resemble each other in one metric. Calling of(pairs)
+// computes the series of an arm at a level from its pairs.
 func (t *Table) dependence(metric string, of func([]stats.Pair) []float64) map[string]stats.Dependence {
 	series := map[string][][]float64{}
 	for _, at := range t.Levels {

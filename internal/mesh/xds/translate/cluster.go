@@ -104,7 +104,7 @@ func (c *Cluster) At(addresses func(host string) []netip.Addr) *mesh.Cluster {
 	return c.With(list)
 }
 
-// choose returns the addresses of a family to which connections are possible, sorted and without duplicates.
+// choose returns those reachable addresses that f selects, sorted and without duplicates.
 func (f Family) choose(all []netip.Addr) []netip.Addr {
 	var four, six []netip.Addr
 	for _, a := range all {

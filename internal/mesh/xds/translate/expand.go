@@ -142,8 +142,8 @@ func (e *expanding) to(clusters []mesh.WeightedCluster, rbac []mesh.RBAC, closed
 	return o, true
 }
 
-// maxWays bounds the number of a listener's ways, which is its chains times the virtual hosts of their routes. Chains
-// can share routes.
+// maxWays bounds the number of a listener's ways. Each chain can have a way for every address of the virtual hosts in
+// its routes, and chains can share routes, so a short listener can have very many ways.
 const maxWays = 1 << 14
 
 // ways returns the ways of a listener's chains. ok is false if something has not been received yet.
@@ -221,9 +221,9 @@ func groups(all []way) (out []group) {
 	return out
 }
 
-// choose returns the outcome of a group, provided that it does not depend on the content of connections. If the group's
-// address belongs to a service, connections with unexpected content, which would be passed through or refused, have the
-// same outcome as the others.
+// choose returns the outcome of a group, or an error if the outcome depends on the content of connections. If service
+// is set, the group's address belongs to a service; connections with unexpected content, which would be passed through
+// or refused, then have the same outcome as the others.
 func (e *expanding) choose(g group, service bool) (outcome, error) {
 	ways := g.ways
 	if open := slices.DeleteFunc(slices.Clone(ways), func(w way) bool { return w.tls }); len(open) > 0 {
@@ -446,8 +446,8 @@ func one(m mesh.Match) (a netip.Addr, ok bool) {
 	return p.Addr(), p.IsSingleIP()
 }
 
-// Shield returns the cluster made of c without its guarded endpoints, which callers may reach only through the
-// workload's own listener. It does not change made.
+// Shield returns made, the mesh.Cluster that was made from c, without the guarded endpoints: callers may reach those
+// only through the workload's own listener. It does not modify made.
 func (c *Cluster) Shield(made *mesh.Cluster, guarded map[netip.AddrPort]bool) *mesh.Cluster {
 	if c.self || len(guarded) == 0 {
 		return made

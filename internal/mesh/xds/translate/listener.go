@@ -124,7 +124,8 @@ func (l *Listener) read(m *listenerv3.Listener, r reader) {
 	}
 }
 
-// whole determines which routes a listener needs, and makes the listener's plain form, if it has one.
+// whole determines which routes a listener needs. If the listener depends neither on routes nor on the content of
+// connections, whole also makes its plain form.
 func (l *Listener) whole() error {
 	plain, named := true, map[string]bool{}
 	for _, p := range l.parts {

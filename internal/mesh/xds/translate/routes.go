@@ -15,8 +15,8 @@ import (
 	"tare/internal/mesh"
 )
 
-// Routes holds the part of a route configuration that a data plane at connection level can use: the virtual hosts,
-// which it distinguishes by those of their domains that are addresses. It cannot know which of a virtual host's routes
+// Routes holds the part of a route configuration that a data plane at connection level can use: the virtual hosts. The
+// data plane sees only addresses, so it ignores domains that are names. It cannot know which of a virtual host's routes
 // a request takes, so all of these routes must go to the same clusters.
 type Routes struct {
 	Name     string

@@ -184,7 +184,7 @@ func Name(b []byte) (name string) {
 	return name
 }
 
-// wrong is a problem and the field with it. Each level of parsing prepends its field.
+// wrong is a problem and the path of the field that has it. Each level of parsing prepends its field.
 type wrong struct{ field, what string }
 
 func (w *wrong) Error() string { return w.field + ": " + w.what }
