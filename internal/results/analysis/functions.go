@@ -252,7 +252,7 @@ func (p profiles) candidates(base, own map[functionKey]float64) []functionKey {
 }
 
 // refuses returns the reason why no function of an arm is named; empty if functions may be named. Whatever makes the
-// difference of the metric doubtful makes the differences of its functions doubtful, too. It sets Withheld.
+// difference of the metric doubtful makes the differences of its functions doubtful, too. refuses also sets f.Withheld.
 func (p profiles) refuses(s *Summary, t *Table, f *Functions, twins int) string {
 	of := armMetric{f.Arm, f.Metric}
 	e := s.estimateOf(f.Metric, f.Arm, "", f.Factors)

@@ -16,7 +16,7 @@ import (
 // resolved difference, except those about the load generator, the largest relative difference first.
 func (s *Summary) headlines(run record.Run, t *Table) []string {
 	names := []string{}
-	measured, some := map[string]bool{}, map[string]bool{} // has an estimate; has one that is not 0
+	measured, some := map[string]bool{}, map[string]bool{} // whether a metric has an estimate, and one that is not 0
 	for i := range s.Estimates {
 		if e := &s.Estimates[i]; e.Component == "" && e.Arm != record.AA {
 			measured[e.Metric] = true

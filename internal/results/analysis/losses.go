@@ -34,7 +34,8 @@ func (t *Table) lostPairs(at factors, arm, metric string) (stand []int, lost, wh
 	return t.lostBlocks(at, arm, metric, true)
 }
 
-// lostBlocks does the same. If paired is false, it judges the values of the arm alone, without the baseline's.
+// lostBlocks does the work of lostPairs. If paired is false, it judges the values of the arm alone, without the
+// baseline's.
 func (t *Table) lostBlocks(at factors, arm, metric string, paired bool) (stand []int, lost, whole int) {
 	level := record.LevelKey(at)
 	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})

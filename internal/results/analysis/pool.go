@@ -120,9 +120,10 @@ func (t *Table) loseShares(d *Difference, at factors, key pool, bursts float64) 
 	return notes
 }
 
-// worstShares returns the ends of the interval of the estimate of(base, arm) in the two worst cases. For lo, no sample
-// of the trials that the arm lost counts in the share, and every sample of those that the baseline lost does; for hi,
-// it is the reverse. whole is how many blocks to take as not run. An end without an interval is infinite.
+// worstShares returns the ends of the interval in the two worst cases. The function of computes each interval from the
+// counts of the baseline and of the arm. For lo, no sample of the trials that the arm lost counts in the share, and
+// every sample of those that the baseline lost does; for hi, it is the reverse. whole is the number of lost blocks to
+// treat as not run. An end is infinite if there is no interval.
 func (t *Table) worstShares(
 	at factors, key pool, whole int, of func(base, arm []stats.Count) stats.Estimate,
 ) (lo, hi float64) {

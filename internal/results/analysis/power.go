@@ -13,7 +13,8 @@ import (
 // PowerSchema names the JSON form of Power.
 const PowerSchema = "tare.power/v1"
 
-// Power says how many blocks a run like the given one needs to detect differences of several sizes.
+// Power says how many blocks later runs of an experiment need to detect differences of several sizes, judged by the
+// noise of one run.
 type Power struct {
 	Schema     string     `json:"schema"`
 	Experiment string     `json:"experiment"`
@@ -48,7 +49,7 @@ type Need struct {
 	// Dependent is how many blocks it takes if neighbouring blocks depend on each other as much as the run's intervals
 	// allow for; left out if that is not more than Blocks, or more than 10,000.
 	Dependent *int     `json:"blocks_if_dependent,omitempty"`
-	Seconds   *float64 `json:"seconds"` // duration of as many blocks as Blocks says
+	Seconds   *float64 `json:"seconds"` // time that the number of blocks in Blocks takes
 }
 
 // PowerOf returns the power of later runs like this one, judged by its noise. Differences from a baseline value that is

@@ -35,7 +35,7 @@ func (p *Prose) Peek(metric string) *Estimate { return p.Summary.Find(metric, p.
 // Find returns an estimate of the arm and adds it to the evidence; nil if there is none.
 func (p *Prose) Find(metric string) *Estimate { return p.Of(metric, p.Arm) }
 
-// Of does the same for any arm.
+// Of returns an estimate of the given arm and adds it to the evidence; nil if there is none.
 func (p *Prose) Of(metric, arm string) *Estimate {
 	e := p.Summary.Find(metric, arm, p.At)
 	if e != nil {
@@ -52,7 +52,7 @@ func (p *Prose) Rest(metric, arm string) {
 // Say formats a value of the arm with its interval, or returns "an unknown value".
 func (p *Prose) Say(metric string) string { return p.SayOf(metric, p.Arm) }
 
-// SayOf does the same for any arm.
+// SayOf formats a value of the given arm, as Say does for the answer's arm.
 func (p *Prose) SayOf(metric, arm string) string {
 	e := p.Of(metric, arm)
 	if e == nil {
@@ -157,8 +157,8 @@ func (p *Prose) Answer() Answer {
 // base returns the estimate of the same metric in the baseline; nil if there is none.
 func (p *Prose) base(e *Estimate) *Estimate { return p.Summary.Find(e.Metric, record.Direct, p.At) }
 
-// baseIsZero reports whether the baseline has none of the metric, so that the arm's value is also the difference. That
-// is unknown if the baseline's value is withheld.
+// baseIsZero reports whether the baseline has none of the metric, so that the arm's value is also the difference. It
+// returns false if the baseline's value is withheld, and hence unknown.
 func (p *Prose) baseIsZero(e *Estimate) bool {
 	base := p.Summary.estimateOf(e.Metric, record.Direct, "", p.At)
 	return base == nil || base.Withheld == "" && base.Value == 0
@@ -240,8 +240,8 @@ func Said(e *Estimate) string {
 	return e.Written(e.Unit)
 }
 
-// In formats a term of a model in the same way, in the given unit. It ignores an interval whose width is only rounding
-// error.
+// In formats a term of a model in the given unit, with its interval if it has one. It leaves out an interval whose
+// width is only rounding error.
 func (t Term) In(unit string) string {
 	if t.Lo != nil && t.Hi != nil && *t.Hi-*t.Lo < 1e-6*math.Abs(t.Value) {
 		return quantity.Value(t.Value, unit)
@@ -249,7 +249,7 @@ func (t Term) In(unit string) string {
 	return t.Written(unit)
 }
 
-// Happened returns the number of samples that count in a pooled share.
+// Happened returns the numerator of a pooled share: the number of samples that count in it.
 func (e *Estimate) Happened() int { return int(math.Round(e.Value * float64(e.N))) }
 
 // Pooled formats a pooled share as a count and a share with its interval. A count of 0 is shown with an upper bound,
@@ -320,8 +320,8 @@ func Join(names []string) string {
 	return strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1]
 }
 
-// FirstOf returns the first names of a list, up to most, and how many more there are. If there is only one more, it
-// returns the whole list.
+// FirstOf shortens a list of names to the first ones, at most the given number, followed by how many more there are. If
+// there is only one more, it returns the whole list.
 func FirstOf(names []string, most int) []string {
 	if more := len(names) - most; more > 1 {
 		return append(slices.Clone(names[:most]), fmt.Sprintf("%d more", more))
@@ -367,7 +367,8 @@ func (p *Prose) Against(t *Table, metric string) (ends []string, verdict string)
 	return ends, verdict
 }
 
-// verdictOf ends a sentence with a comparison at n levels: at how many the difference from the baseline is resolved.
+// verdictOf returns the end of a sentence on a comparison at n levels: at how many of them a resolved difference puts
+// the arm above or below the baseline.
 func verdictOf(base string, above, below, n int) string {
 	var sides []string
 	for _, side := range []struct {

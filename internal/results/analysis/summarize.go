@@ -379,9 +379,8 @@ func readingOf(trial record.Trial, defined metric.Set) (reading, error) {
 	return r, err
 }
 
-// reliable reports whether a recorded value can be used. One that depends on the number of answers in the window
-// cannot, if the recording version of Tare did not count answers, unless it is 0, which is right for any number of
-// answers.
+// reliable reports whether a recorded value can be used. If the recording version of Tare did not count the answers in
+// the window, a value that depends on their number cannot be used, unless it is 0, which is right for any number.
 func reliable(d metric.Definition, v float64, t record.Trial) bool {
 	return v == 0 || !d.Answers || load.AnswersKnown(t.Loads)
 }

@@ -74,9 +74,9 @@ type Missing struct {
 type Trials struct {
 	Planned  int        `json:"planned"`
 	Done     int        `json:"done"`
-	Valid    int        `json:"valid"`    // in at least one attempt
-	Failed   int        `json:"failed"`   // in every attempt
-	Invalid  int        `json:"invalid"`  // the others: gates void some of their metrics in every attempt
+	Valid    int        `json:"valid"`    // trials that are valid in at least one attempt
+	Failed   int        `json:"failed"`   // trials that failed in every attempt
+	Invalid  int        `json:"invalid"`  // the other trials: gates void some of their metrics in every attempt
 	Attempts int        `json:"attempts"` // runs of trials in all, repeats included
 	Excluded []Excluded `json:"excluded"`
 }
@@ -236,8 +236,8 @@ type Model struct {
 	Method       string                `json:"method"`
 	Blocks       int                   `json:"blocks"` // blocks that were fitted; the others lack too many levels
 
-	// Effective is how many independent blocks the fitted ones are worth, for the coefficient that neighbouring blocks
-	// share most; left out if there are too few blocks to estimate it.
+	// Effective is how many independent blocks the fitted ones are worth, for the coefficient in which neighbouring blocks
+	// resemble each other most; left out if there are too few blocks to estimate it.
 	Effective *float64 `json:"effective_blocks,omitempty"`
 
 	strong  bool // intervals may still be too narrow

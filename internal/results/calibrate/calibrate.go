@@ -25,7 +25,7 @@ import (
 // Sections are the parts of a calibration, in order.
 var Sections = []string{"clock", "latency", "bpf", "maps", "cpu", "memory", "noise"}
 
-// Options of a calibration.
+// Options configures a calibration.
 type Options struct {
 	Self  string   // path of the tare binary, which runs itself as the planted processes
 	Quick bool     // run the short form
@@ -145,8 +145,8 @@ func (r *Report) unweighed() (names []string) {
 	return names
 }
 
-// Judged returns how many weights of a section were judged, of how many: disturbed and missing ones were not. Weights
-// that are information only do not count.
+// Judged returns the number of a section's weights that were judged, and the number of all its weights, which includes
+// disturbed and missing ones. Weights that are information only count in neither.
 func (r *Report) Judged(section string) (judged, of int) {
 	for _, w := range r.Weights {
 		switch {
@@ -216,8 +216,8 @@ func (b *bench) section(ctx context.Context, name string, plantings func() ([]pl
 	return nil
 }
 
-// weigh plants a known cost and reads it. It repeats this while others disturb a weight, and until tries agree on each
-// weight that noise or chance can spoil. A repeat never depends on whether a single try passed or failed.
+// weigh plants a known cost and reads it. It repeats this while others disturb a weight, and until two tries agree on
+// each weight that noise or chance can spoil. A repeat never depends on whether a single try passed or failed.
 func (b *bench) weigh(ctx context.Context, section string, p planting) error {
 	b.o.Say(section, p.what)
 	var all [][]Weight
@@ -321,8 +321,8 @@ func anySpoilable(all [][]Weight, is func(passed, failed int) bool) bool {
 
 // majority combines all tries into one verdict for each weight. A weight that neither noise nor chance can spoil fails
 // if it ever failed. Any other weight passes if it passed more often than it failed. Otherwise it fails if it failed
-// in most of all tries or was never disturbed, and else it is disturbed. Weights are matched by name. The other fields
-// are those of the last try with the combined verdict.
+// in more than half of the tries or was never disturbed, and else it is disturbed. Weights are matched by name. The
+// other fields are those of the last try with the combined verdict.
 func majority(all [][]Weight) []Weight {
 	stands := slices.Clone(all[len(all)-1])
 	for i, last := range stands {

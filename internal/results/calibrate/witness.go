@@ -11,8 +11,8 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// stood describes stalls of the machine while a weight was planted, as seen by a thread on every CPU that asked to be
-// woken every millisecond. In a nested guest, no counter shows that a hypervisor ran something else for some
+// stood describes stalls of the machine while a weight was planted, as seen by one thread for each CPU. Each of these
+// threads asks to be woken every millisecond. In a nested guest, no counter shows that a hypervisor ran something else for some
 // milliseconds, but these threads do.
 type stood struct {
 	part    float64 // fraction of wake-ups that were late by more than wakeLate
@@ -43,16 +43,16 @@ func (s stood) later(seconds float64) float64 {
 	return float64(len(s.delays)-i) / float64(len(s.delays))
 }
 
-// overTail reports whether stalls may have moved quantile q: more wake-ups were late than a tenth of the fraction of
-// values beyond q.
+// overTail reports whether stalls may have moved quantile q: the fraction of late wake-ups exceeds a tenth of the
+// fraction of values beyond q.
 func (s stood) overTail(q float64) bool { return s.part > (1-q)/10 }
 
 // asLong reports whether the machine stalled for at least half of the given seconds.
 func (s stood) asLong(seconds float64) bool { return s.longest >= seconds/2 }
 
-// inEach reports whether stalls of the machine may explain that a count of requests is off by the given number. They
-// may if requests at the given rate would change the count by half of that number or more, were each stall of the
-// server longer by the machine's longest stall.
+// inEach reports whether stalls of the machine may explain that a count is off by the given number of requests. They may
+// if each of the server's stalls, prolonged by the machine's longest stall, would affect enough further requests to
+// change the count by at least half of that number. The rate is in requests per second.
 func (s stood) inEach(stalls, rate, requests float64) bool {
 	return s.longest*rate*stalls >= requests/2
 }
@@ -111,7 +111,7 @@ func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
 		return nil, nil // this process may not use the CPU
 	}
 	defer release()
-	// As in a probe, each wake-up that falls into a stall counts.
+	// A stall skips no wake-ups: each one that is due during the stall counts with its delay.
 	for at := pace.Now() + wakeEvery; ctx.Err() == nil; at += wakeEvery {
 		now, err := thread.Until(ctx, at)
 		if err != nil {
@@ -132,7 +132,8 @@ func pinThread(cpu int) (release func(), err error) {
 	return func() { _ = pace.RunOn(all...) }, nil // these CPUs were allowed before, so this cannot fail
 }
 
-// pinAnywhere does the same on the last CPU that this process may use, and returns that CPU.
+// pinAnywhere keeps the calling thread, which must be locked, on the last CPU that this process may use until release is
+// called, and returns that CPU.
 func pinAnywhere() (cpu int, release func(), err error) {
 	all, err := pace.AllowedCPUs()
 	if err != nil {

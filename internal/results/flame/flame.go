@@ -155,8 +155,8 @@ var neutral = map[profile.Kind]string{
 	"": "#d6d3d1", profile.User: "#f5d9a8", profile.Kernel: "#c7d7ea", profile.BPF: "#c9e4c5",
 }
 
-// colour returns the colour for a function's difference from the baseline, as a fraction of all CPU time: the redder
-// the more, and the bluer the less the function uses.
+// colour returns the colour for a function's difference from the baseline, as a fraction of all CPU time. The
+// more time the function gained, the redder it is; the more it lost, the bluer.
 func colour(part float64) string {
 	strength := min(abs(part)*4, 1)
 	hue := 12
