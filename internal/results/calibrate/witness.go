@@ -12,8 +12,8 @@ import (
 )
 
 // stood describes stalls of the machine while a weight was planted, as seen by one thread for each CPU. Each of these
-// threads asks to be woken every millisecond. In a nested guest, no counter shows that a hypervisor ran something else for some
-// milliseconds, but these threads do.
+// threads asks to be woken every millisecond. In a nested guest, no counter shows that a hypervisor ran something else
+// for some milliseconds, but these threads do.
 type stood struct {
 	part    float64 // fraction of wake-ups that were late by more than wakeLate
 	longest float64 // seconds by which the latest of these was late
@@ -50,8 +50,8 @@ func (s stood) overTail(q float64) bool { return s.part > (1-q)/10 }
 // asLong reports whether the machine stalled for at least half of the given seconds.
 func (s stood) asLong(seconds float64) bool { return s.longest >= seconds/2 }
 
-// inEach reports whether stalls of the machine may explain that a count is off by the given number of requests. They may
-// if each of the server's stalls, prolonged by the machine's longest stall, would affect enough further requests to
+// inEach reports whether stalls of the machine may explain that a count is off by the given number of requests. They
+// may if each of the server's stalls, prolonged by the machine's longest stall, would affect enough further requests to
 // change the count by at least half of that number. The rate is in requests per second.
 func (s stood) inEach(stalls, rate, requests float64) bool {
 	return s.longest*rate*stalls >= requests/2
@@ -132,8 +132,8 @@ func pinThread(cpu int) (release func(), err error) {
 	return func() { _ = pace.RunOn(all...) }, nil // these CPUs were allowed before, so this cannot fail
 }
 
-// pinAnywhere keeps the calling thread, which must be locked, on the last CPU that this process may use until release is
-// called, and returns that CPU.
+// pinAnywhere keeps the calling thread, which must be locked, on one CPU until release is called. It chooses the last
+// CPU that this process may use, and returns it.
 func pinAnywhere() (cpu int, release func(), err error) {
 	all, err := pace.AllowedCPUs()
 	if err != nil {

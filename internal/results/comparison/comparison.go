@@ -506,8 +506,8 @@ func on(e *analysis.Estimate, scale Scale) (of *analysis.Interval) {
 	return of
 }
 
-// effectOf returns the effect of an estimate on a scale in the form that package stats needs, with logarithms of ratios.
-// It returns false if there is no usable interval.
+// effectOf returns the effect of an estimate on a scale, in the form that package stats needs: with the logarithm of a
+// ratio. It returns false if there is no usable interval.
 func effectOf(e *analysis.Estimate, scale Scale) (stats.Effect, bool) {
 	of, blocks := on(e, scale), e.N
 	switch {

@@ -86,7 +86,7 @@ func refLine(r comparison.Ref) string {
 	return text
 }
 
-// verdictOf sums up the comparison in one sentence, and names what it is not about in a second one.
+// verdictOf sums up the comparison in one sentence, and names what could not be compared in a second one.
 func verdictOf(c *comparison.Comparison) string {
 	return strings.TrimSpace(changesOf(c) + " " + notCompared(c))
 }

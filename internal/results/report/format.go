@@ -17,8 +17,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Format is an output format, such as CSV. Each format has its own file, which registers it. It has a function for
-// each kind of document that it can write; the others are nil.
+// Format is an output format, such as CSV. Each format has its own source file, which registers it. A format has a
+// function for each kind of document; the functions for documents that it cannot write are nil.
 type Format struct {
 	Name string // as in --format
 	Help string // one line: a description, or what reads it

@@ -75,7 +75,7 @@ func (t *screen) gross(s *analysis.Summary) {
 	t.line("")
 }
 
-// grossMarkdown returns the same table in Markdown; empty if there are no rows.
+// grossMarkdown returns the table of gross, tare and net in Markdown; empty if there are no rows.
 func grossMarkdown(s *analysis.Summary) string {
 	rows, note := grossOf(s)
 	if len(rows) == 0 {

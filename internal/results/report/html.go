@@ -70,7 +70,7 @@ func HTML(w io.Writer, s *analysis.Summary, run record.Run, trials []record.Tria
 	return execute(w, page, newPage(s, run, trials, o), "the report as HTML")
 }
 
-// execute writes a page, or nothing if the template fails; what names the page in errors.
+// execute writes a page, or nothing if the template fails. Errors name the page by the text in what.
 func execute(w io.Writer, page *template.Template, data any, what string) error {
 	var b bytes.Buffer
 	if err := page.Execute(&b, data); err != nil {

@@ -22,7 +22,7 @@ type htmlTable struct {
 type tableRow struct {
 	Name, Arm, Level string
 	Part             string // what part of the named thing the row is about
-	Note             string // details in the row: the kind of a part, the half-width of the A/A twins
+	Note             string // details in the row: the kind of a part, or half the width of the A/A band
 	First            bool   // the first of several rows that belong together
 	Cells            []string
 }
@@ -38,8 +38,8 @@ func (r tableRow) at() string { return strings.TrimSpace(r.Arm + " " + r.Level) 
 // percentile formats a quantile as a percentage: "50 %", "99.9 %".
 func percentile(q float64) string { return fmt.Sprintf("%.6g %%", 100*q) }
 
-// curveTables returns a table of latency by percentile for each level: a cell for each arm, and a note with the
-// half-width of the A/A twins.
+// curveTables returns a table of latency by percentile for each level: a cell for each arm, and a note with half
+// the width of the A/A band.
 func (d *chartData) curveTables() (all []htmlTable) {
 	for level := range d.Levels {
 		t := htmlTable{Level: d.Levels[level].Name}

@@ -54,7 +54,8 @@ func (u *usage) add(other usage) {
 	}
 }
 
-// worth reports whether the value of any column is positive and at least 1/least of the same column of all.
+// worth reports whether u has a column with a positive value of at least 1/least of the total, which is in the same
+// column of all.
 func (u *usage) worth(least int64, all usage) bool {
 	for i, n := range u {
 		if n != nil && *n > 0 && *n >= *all[i]/least {
@@ -77,7 +78,7 @@ type groupRow struct {
 	used   usage
 	groups int  // number of groups included, itself among them
 	above  bool // groups below it are elsewhere in the table
-	lacks  int  // number of included groups whose CPU time is not counted, and so is in that of this row
+	lacks  int  // number of groups in other rows whose CPU time is not counted, and so is in that of this row
 }
 
 // GroupTree holds the groups of a ledger, and what each used without the groups below it.

@@ -186,7 +186,7 @@ func (t *screen) pictured(s *analysis.Summary, run record.Run) {
 	}
 }
 
-// picturedMarkdown returns the same in Markdown; empty if there is nothing to show.
+// picturedMarkdown returns ladders and placements in Markdown; empty if there is nothing to show.
 func picturedMarkdown(s *analysis.Summary, run record.Run) string {
 	var b strings.Builder
 	for _, l := range ladderTables(s, run) {
