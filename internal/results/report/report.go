@@ -1,5 +1,6 @@
 // Package report writes summaries, comparisons, plans and ledgers for people and for programs. All formats show the
-// same numbers. None computes anything new, but benchstat and the charts in HTML also use values of single trials.
+// same numbers. None computes anything new, but the benchmark format and the charts in HTML also use values of single
+// trials.
 package report
 
 import (
@@ -31,7 +32,7 @@ type section struct {
 type row struct {
 	Metric, Arm, Value, Difference, Visible string
 
-	Takes string // what would resolve a small difference; empty: nothing more is needed, or it is not known
+	Takes string // what would resolve a small difference; empty: no forecast
 	Muted bool   // nothing was resolved
 	first bool   // the metric is a headline
 }

@@ -31,7 +31,7 @@ type Options struct {
 	Color bool   // use colors and bold text; nothing depends on them alone
 	Width int    // columns for prose; 0: 100. Tables are not wrapped
 	Dir   string // the run directory, shown so that readers find the files; empty: not shown
-	All   bool   // show every metric, note and model instead of the answers and headlines
+	All   bool   // show every metric, note and model, not only answers and headlines
 
 	Ledger LedgerOptions
 }
@@ -47,7 +47,7 @@ func Text(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	return put(w, t.b.String(), "the report")
 }
 
-// put writes a document in one call; what names the document in errors.
+// put writes a document in one call. Errors name the document by the text in what.
 func put(w io.Writer, document, what string) error {
 	if _, err := io.WriteString(w, document); err != nil {
 		return fmt.Errorf("writing %s: %w", what, err)
@@ -156,7 +156,7 @@ func (t *screen) faint(s string) string {
 	return t.style.NewStyle().Faint(true).Render(s)
 }
 
-// wrap wraps prose between words. The lines after the first are indented to its beginning.
+// wrap wraps prose between words. The lines after the first are indented to where the prose begins.
 func (t *screen) wrap(lead, prose string) { t.b.WriteString(text.Wrap(t.Width, lead, prose)) }
 
 // hidden writes how many rows are left out, if any.

@@ -8,7 +8,8 @@ import (
 // kept is how far back the history goes.
 const kept = 10 * time.Minute
 
-// mostPoints bounds the history of all rows, at 4 bytes each: with more rows it covers less time.
+// mostPoints bounds the number of values in the history of all rows, at 4 bytes each. With more rows, the history
+// covers less time.
 const mostPoints = 2 << 20
 
 // history holds the use of rows in past ticks.

@@ -29,7 +29,7 @@ type Model struct {
 
 	picture *Picture // the one shown; nil before the first
 	latest  *Picture // the same, unless the screen is frozen
-	failed  error    // of the last tick
+	failed  error    // the error of the last tick; nil if it succeeded
 	history history
 
 	tab     int
@@ -43,7 +43,7 @@ type Model struct {
 // tab is a table with the user's choices for it.
 type tab struct {
 	Table
-	Rows // of the picture
+	Rows // the rows of the table in the picture
 
 	sorted   int // index of the column; len(Columns): the name
 	reversed bool

@@ -55,7 +55,7 @@ func clipped(s string, cells int) string {
 	return s + "~"
 }
 
-// width returns the maximum number of cells that text takes which the function shown has escaped.
+// width returns the maximum number of cells that a text takes. The function shown must have escaped the text.
 func width(s string) (cells int) {
 	for _, r := range s {
 		cells += wide(r)
