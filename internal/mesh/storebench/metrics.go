@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// metrics are the metrics of stores.
+// metrics lists what a trial of the subject measures.
 var metrics = []measured.Metric{
 	{
 		Definition: metric.Definition{

@@ -49,5 +49,5 @@ func (guest) Check(o param.Values) error {
 	return err
 }
 
-// Metrics returns the metrics of flushes.
+// Metrics returns the metrics of the subject.
 func (guest) Metrics() []measured.Metric { return metrics }

@@ -12,7 +12,7 @@ import (
 	"tare/internal/lib/self"
 )
 
-// Ready is the ready message: the programs and maps of the store.
+// Ready is the content of the ready message. Of the store's kernel objects, it lists only the maps.
 type Ready struct {
 	kind.Objects
 	Store  string `json:"store"`

@@ -54,7 +54,7 @@ func OptionsOf(v param.Values) (Options, error) {
 	return o, err
 }
 
-// How the settings of a flush read in a sentence, such as "for a cluster inserted from decoded form".
+// Phrases for the settings of a flush, used in sentences such as "for a cluster inserted from decoded form".
 var (
 	flushed = map[string]string{Insert: "inserted", Replace: "replaced", Delete: "deleted"}
 	decoded = map[string]string{Struct: "from decoded form", Bytes: "from bytes on the wire"}

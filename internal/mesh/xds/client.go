@@ -163,7 +163,7 @@ type Client struct {
 	versions [kinds]string        // state of the world: the last versions that were accepted completely
 	named    [kinds][]string      // the names that the client subscribes to, in order
 	failures int                  // how often Reconnect is doubled for the next wait
-	wait     time.Duration        // before the current stream
+	wait     time.Duration        // the wait before the current stream
 	begun    map[string]time.Time // by hungry cluster: when it began to wait for endpoints
 	pacer    pacer
 	applying time.Duration // the time that Apply has taken

@@ -102,7 +102,7 @@ const (
 	fieldResource = 2
 	fieldType     = 4
 	fieldNonce    = 5
-	fieldRemoved  = 6 // deltas
+	fieldRemoved  = 6 // only in deltas
 
 	resourceVersion = 1
 	resourceAny     = 2
@@ -113,7 +113,7 @@ const (
 	anyValue = 2
 )
 
-// maxBatch bounds the bytes of the resources that one call of next returns, not counting the last resource.
+// maxBatch bounds the bytes of the resources that one call of response.next returns, not counting the last resource.
 const maxBatch = 1 << 20
 
 // next fills batch with the next resources and returns it. It returns an empty batch when there are no more.

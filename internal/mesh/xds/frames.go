@@ -31,7 +31,7 @@ func (g guarded) Clone() credentials.TransportCredentials {
 	return guarded{g.TransportCredentials.Clone()}
 }
 
-// A message may arrive in at most manyPieces frames of fewer than minPiece bytes.
+// A message may have at most manyPieces frames that are shorter than minPiece bytes.
 const (
 	minPiece   = 256
 	manyPieces = 4096

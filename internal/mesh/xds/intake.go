@@ -122,7 +122,7 @@ const (
 	largeResource = 64 << 10
 )
 
-// readAll decodes resources, on several CPUs if there are at least readAlone.
+// readAll decodes resources, on several CPUs if there are at least readAlone for each.
 func (s *intake) readAll(k Kind, items []item) {
 	s.ahead.Store(0)
 	if len(items) < readAlone {
@@ -200,7 +200,8 @@ func (s *intake) parse(k Kind, it *item) {
 	}
 }
 
-// stage checks one resource and, if it is acceptable and changed, makes it part of the wanted state; o can undo that.
+// stage checks one resource and, if it is acceptable and changed, makes it part of the wanted state; o records how to
+// undo that.
 func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err error) {
 	name := it.read.name
 	before := len(seen)

@@ -34,8 +34,8 @@ const (
 )
 
 // Check is the result of one assertion for one arm at one level. Value and its interval belong to the bounded quantity:
-// the metric, its difference from the baseline, or the change from the baseline as a fraction of it. Each is nil if
-// unknown. An assertion with == has no interval, because it applies to every trial.
+// the metric, its difference from the baseline, or the change from the baseline as a fraction of it. Value, Lo and
+// Hi are nil if unknown. An assertion with == has no interval, because it applies to every trial.
 type Check struct {
 	Metric     string            `json:"metric"`
 	Arm        string            `json:"arm"`
@@ -49,7 +49,7 @@ type Check struct {
 	Lo         *float64          `json:"lo"`
 	Hi         *float64          `json:"hi"`
 	Confidence float64           `json:"confidence,omitempty"`
-	Mean       *Interval         `json:"mean,omitempty"` // for a cost: the same quantity for the mean, which must agree
+	Mean       *Interval         `json:"mean,omitempty"` // for a cost: the same for means, which must give the same result
 	N          int               `json:"n"`              // blocks, or trials for ==
 	Lost       int               `json:"lost,omitempty"` // further blocks without a value; the worst case is assumed
 	Why        string            `json:"why,omitempty"`  // why it is undecided, or a note on the result
@@ -74,9 +74,9 @@ func worst(results []Result) Result {
 	return Holds
 }
 
-// Decided reports whether a run that continues until its assertions are decided may end; if not, the text says what is
-// undecided. Such a run may end only at the numbers of blocks that stats.MayDecide accepts, because the confidence of
-// its intervals allows for that many looks at the results and no more.
+// Decided reports whether a run that continues until its assertions are decided may end. Assertions are examined only
+// at the numbers of blocks that stats.MayDecide accepts, because the confidence of their intervals allows for that many
+// looks at the results and no more. If they were examined and the run may not end, the text says what is undecided.
 func Decided(run record.Run, trials []record.Trial) (bool, string, error) {
 	if !stats.MayDecide(run.Blocks) {
 		return false, "", nil
@@ -108,7 +108,7 @@ type asserter struct {
 	perBlock   float64                                 // duration of a block in seconds
 	learned    map[learned]map[string]stats.Dependence // by arm
 	bursts     map[string]float64                      // by metric: stats.Bursts of its counts
-	levels     map[levelMetric]bool                    // whether any arm has the metric at the level
+	levels     map[levelMetric]bool                    // results of concerns
 }
 
 // levelMetric is a metric of a component, or of the whole subject, at a level.
@@ -134,7 +134,7 @@ func (s *Summary) assert(run record.Run, trials []record.Trial, t *Table) error 
 		bursts: map[string]float64{}, levels: map[levelMetric]bool{},
 	}
 	if run.Open() {
-		// A look at these verdicts ended the run, or may have ended it.
+		// The assertions were examined several times during the run, which ended if they were decided.
 		a.confidence = stats.SequentialConfidence
 	}
 	var all []assertion.Assertion

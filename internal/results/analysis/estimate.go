@@ -72,7 +72,7 @@ func withheldNote(undisturbed bool) string {
 // twins holds how far the A/A twins are apart in a metric at a level.
 type twins struct {
 	far   float64
-	known bool // there are twins with this value
+	known bool // the twins have the metric in some block
 	shown bool // far is the end of an interval
 }
 
@@ -219,7 +219,7 @@ func (d *Difference) worst() (lo, hi *float64, lost int) {
 }
 
 // Doubt returns the reason why the value of a difference, and not only its interval, may be wrong; empty if there is
-// none. A difference whose interval contains 0 may have one, too.
+// none. A difference whose interval contains 0 may be doubtful, too.
 func (d *Difference) Doubt() string {
 	lo, hi, lost := d.worst()
 	switch {

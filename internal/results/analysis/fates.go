@@ -187,8 +187,8 @@ func (t *Table) losses(key pool) []record.Reason {
 	return all
 }
 
-// count returns the number of blocks in which the arm ran at the level and for which such(fate) is true, given the fate
-// of the metric.
+// count returns the number of blocks, among those in which the arm ran at the level, in which the fate of the metric
+// meets the given condition.
 func (t *Table) count(key pool, such func(fate) bool) (n int) {
 	for _, f := range t.fates(key) {
 		if such(f) {

@@ -44,8 +44,8 @@ func (s *Summary) AtAll(levels []factors) string {
 	return Join(all)
 }
 
-// isLevel reports whether a text is the value of a level's only factor. If so, the factor's phrase is a single word
-// followed by the value.
+// isLevel reports whether a text is the value of a level's only factor. AtAll passes what follows the first word of the
+// level's description; if it is the value, that word need not be repeated.
 func isLevel(at factors, text string) bool {
 	for _, level := range at {
 		return len(at) == 1 && level == text

@@ -67,7 +67,7 @@ func (p *Prose) Add(format string, args ...any) {
 }
 
 // clause adds a clause to the current sentence. The first clause of a sentence must begin with a verb whose subject is
-// the arm, or be marked by standing.
+// the arm, or be marked with Prose.standing.
 func (p *Prose) clause(e *Estimate, text string) {
 	p.clauses = append(p.clauses, text)
 	p.Rest(e.Metric, e.Arm)
@@ -103,7 +103,7 @@ func (p *Prose) standing(text string) string {
 // perSentence is the number of clauses after which a new sentence may begin.
 const perSentence = 3
 
-// pause ends the current sentence if now is true and the sentence has enough clauses.
+// pause ends the current sentence if now is set and the sentence has enough clauses.
 func (p *Prose) pause(now bool) {
 	if now && len(p.clauses) >= perSentence {
 		p.end()

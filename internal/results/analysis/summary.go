@@ -30,7 +30,7 @@ type Summary struct {
 	// ComponentModels holds the models of single components of subjects.
 	ComponentModels []Model `json:"component_models,omitempty"`
 	Losses          []Loss  `json:"losses"`
-	// Headlines are the metrics that a reader wants first (see headlines).
+	// Headlines are the metrics that a reader wants first (see Summary.headlines).
 	Headlines []string    `json:"headlines"`
 	Disturbed []Disturbed `json:"disturbed,omitempty"` // by level, if stalls of the machine were watched for
 	// Functions holds what makes up the differences of arms, if stacks were sampled.

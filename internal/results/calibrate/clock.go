@@ -39,7 +39,7 @@ func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 		return Weight{}, err
 	}
 	s2, r2, w2 := both()
-	// If the thread was interrupted between two readings, the result is uncertain by their distance.
+	// If the thread was interrupted between two readings, the result is uncertain by the time between them.
 	apart := float64(w1+w2) / float64(r2-r1)
 	second := float64(s2-s1) / float64(r2-r1)
 	return known("length of a second", quantity.Seconds, 1, second, Tolerance{Absolute: apart, Part: 0.001}, planted), nil

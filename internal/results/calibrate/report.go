@@ -67,7 +67,7 @@ type Weight struct {
 	// Others is the fraction of the machine that others used meanwhile, the hypervisor among them.
 	Others float64 `json:"others"`
 	Stolen float64 `json:"stolen"` // fraction of the machine that the hypervisor took meanwhile
-	// Stood is set for latencies: the fraction of wake-ups on idle CPUs that were late by more than 1 ms.
+	// Stood is set for latencies: the fraction of wake-ups, on all CPUs, that were late by more than 1 ms.
 	Stood   float64 `json:"stood,omitempty"`
 	Longest float64 `json:"longest,omitempty"` // s: by how much the latest of these was late
 	// Cause is what disturbed a weight that was not judged. Culprits are the other tasks that used the most CPU time
@@ -78,13 +78,13 @@ type Weight struct {
 	// no witness looked.
 	Witness string `json:"witness"`
 	// Undisturbed is the number of planted things, out of Of, that nothing disturbed according to the witness. They alone
-	// decide the weight. Parts names them. Of is 0 for weights that are not judged in this way.
+	// decide the weight. Of is 0 for weights that are not judged in this way.
 	Undisturbed int    `json:"undisturbed,omitempty"`
 	Of          int    `json:"of,omitempty"`
-	Parts       string `json:"parts,omitempty"` // the things: starts, single stalls
+	Parts       string `json:"parts,omitempty"` // what Of counts: starts, single stalls
 
 	sensitive bool // other load on the machine can spoil it
-	chancy    bool // an estimate that chance alone puts out of tolerance at times: most tries decide
+	chancy    bool // an estimate that chance alone puts out of tolerance at times: the majority of the tries decides
 	atLeast   bool // a reading above the truth is no error
 	// spoiled reports whether stalls of the machine explain how far off the weight is; nil: there is no such test.
 	spoiled func(off float64, s stood) bool

@@ -22,7 +22,7 @@ import (
 type Graph struct {
 	Title string
 	Unit  string // of CPU time: "seconds per request"
-	Base  *Graph // the baseline's graph in the same unit; nil if there is none, or if this is it
+	Base  *Graph // the baseline's graph in the same unit; nil if there is none, or if this is the baseline's
 
 	trials  int
 	root    node    // in seconds

@@ -36,8 +36,8 @@ type Ask struct {
 	Prices *Prices            // nil: no price
 	Beyond bool               // allow levels outside of the measured range
 
-	// Measure returns the command that would run these levels of a factor, in the experiment of a run or in another that
-	// has one of the arms; empty if there is none.
+	// Measure returns the command that would run the given levels of a factor, in the experiment of a run or in another
+	// that has one of the arms; empty if there is none.
 	Measure func(run record.Run, arms []string, factor string, levels []float64) string
 }
 

@@ -70,7 +70,8 @@ func HTML(w io.Writer, s *analysis.Summary, run record.Run, trials []record.Tria
 	return execute(w, page, newPage(s, run, trials, o), "the report as HTML")
 }
 
-// execute writes a page, or nothing if the template fails. Errors name the page by the text in what.
+// execute writes a page, or nothing if the template fails. Errors refer to the page by the given text,
+// such as "the report as HTML".
 func execute(w io.Writer, page *template.Template, data any, what string) error {
 	var b bytes.Buffer
 	if err := page.Execute(&b, data); err != nil {

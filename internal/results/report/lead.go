@@ -15,7 +15,7 @@ import (
 )
 
 // leadTable is the table at the top of a report. It has a row for each arm at each level, followed by rows for the
-// arm's components, and a column for each leading metric (see columns).
+// arm's components, and a column for each leading metric (see leadMaker.columns).
 type leadTable struct {
 	Metrics []string // one per column, in their order
 	Levels  []leadLevel

@@ -50,7 +50,7 @@ func (o LedgerOptions) rows(n int) int {
 	return min(n, cmp.Or(o.Top, 10))
 }
 
-// Ledger writes the account for people: the budget, components and workloads, the heaviest programs with where they
+// Ledger writes a ledger for people: the budget, components and workloads, the heaviest programs with where they
 // ran, the heaviest groups with their eBPF part, maps, the cost of Tare itself, and warnings.
 func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	t := newText(w, o)

@@ -96,7 +96,7 @@ func (x *exposition) add(name, help string, labels map[string]string, v float64)
 	x.family.Metric = append(x.family.Metric, m)
 }
 
-// close writes the end of the text. Errors name the document by the text in what.
+// close writes the end of the text. Errors refer to it by the given text, such as "the summary".
 func (x *exposition) close(what string) error {
 	x.write()
 	if closer, ok := x.to.(expfmt.Closer); ok && x.failed == nil {

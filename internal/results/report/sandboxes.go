@@ -14,7 +14,7 @@ import (
 // sandboxHead names the columns of sandboxCells.
 var sandboxHead = []string{"CPU gross", "net", "tare", "PSS gross", "net", "tare"}
 
-// mostFindings is the maximum number of findings in the account for people; the JSON form has all.
+// mostFindings is the maximum number of findings in the text for people; the JSON form has all.
 const mostFindings = 20
 
 // sandboxes writes what each sandbox uses, by component, where that is charged, and the findings.

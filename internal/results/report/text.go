@@ -47,7 +47,7 @@ func Text(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	return put(w, t.b.String(), "the report")
 }
 
-// put writes a document in one call. Errors name the document by the text in what.
+// put writes a document in one call. Errors refer to it by the given text, such as "the report".
 func put(w io.Writer, document, what string) error {
 	if _, err := io.WriteString(w, document); err != nil {
 		return fmt.Errorf("writing %s: %w", what, err)

@@ -10,7 +10,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 )
 
-// Tick is the message that a tick has ended, with its picture or an error.
+// Tick is the message at the end of a tick, which is one window. It has the window's picture or an error.
 type Tick struct {
 	Picture *Picture
 	Err     error

@@ -74,7 +74,7 @@ func colours(environment []string) colorprofile.Profile {
 	return profile
 }
 
-// noColor begins the environment variable that turns colours off with any value but an empty one (no-color.org).
+// noColor is the beginning of an environment variable that turns colours off, unless its value is empty (no-color.org).
 const noColor = "NO_COLOR="
 
 // feed sends a Tick for each picture of a source until the context ends. With retry, it sends one for each failure as

@@ -337,7 +337,7 @@ var partColours = map[rune]ansi.BasicColor{
 	's': ansi.Red, '?': ansi.BrightRed,
 }
 
-// signed colours text as the part of the budget with the sign.
+// signed colours text like the part of the budget that has the sign.
 func signed(sign rune, s string) string {
 	if colour, has := partColours[sign]; has {
 		return ansi.NewStyle().ForegroundColor(colour).Styled(s)

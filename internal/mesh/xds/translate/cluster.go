@@ -68,7 +68,7 @@ const (
 	defaultWait           = 15 * time.Second
 )
 
-// minRefresh is a lower bound of the interval between look-ups of a name, from the protocol.
+// minRefresh is the protocol's lower bound, itself excluded, of the interval between look-ups of a name.
 const minRefresh = time.Millisecond
 
 // With returns an EDS cluster with the endpoints of an assignment.

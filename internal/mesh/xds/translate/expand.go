@@ -18,7 +18,7 @@ type Env struct {
 
 // Served is what a data plane serves for a control plane's listener: any number of the data plane's own listeners.
 type Served struct {
-	Listeners []*mesh.Listener // the first has the listener's name, if it stands for the listener itself
+	Listeners []*mesh.Listener // the first has the listener's name, if its own address is served
 	// Clusters are those that Listeners name and the control plane does not have: the workload itself, or a cluster
 	// without endpoints.
 	Clusters []*Cluster
