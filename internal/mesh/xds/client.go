@@ -127,7 +127,7 @@ func (p Phase) String() string { return [...]string{"never connected", "connecte
 type State struct {
 	Phase Phase
 	Since time.Time
-	Err   error // why the last stream ended or could not be opened; nil while a stream is open
+	Err   error // why the last stream ended or could not be opened; nil if Connected, and at first
 }
 
 // Event describes one response. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
@@ -553,8 +553,9 @@ func (c *Client) answer(k Kind, r *response, event *Event, more int) {
 	h.request, h.due = q, time.Now().Add(h.wait)
 }
 
-// follow subscribes to the resources that received resources name (the endpoints of clusters, the routes of listeners),
-// and unsubscribes from those that only removed resources named. It does the same for host names.
+// follow subscribes to resources that are named in received ones: the endpoints of clusters, and the routes of
+// listeners. It unsubscribes from those that are not named any more, because the resources that named them were removed
+// or replaced. It does the same for host names.
 func (c *Client) follow() {
 	named, hosts := c.state.sweep()
 	if len(hosts) > 0 {

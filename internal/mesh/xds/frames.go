@@ -37,8 +37,8 @@ const (
 	manyPieces = 4096
 )
 
-// frames is an HTTP/2 connection that parses the frames that are read from it (RFC 9113, 4.1) and counts the frames of
-// each gRPC message.
+// frames is an HTTP/2 connection that parses the frames that are read from it (RFC 9113, 4.1) and counts the short
+// frames of each gRPC message.
 type frames struct {
 	net.Conn
 	head    [9]byte // the header of the frame that is being read

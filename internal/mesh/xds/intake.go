@@ -20,7 +20,7 @@ type intake struct {
 
 	garbage int           // bytes of garbage, counted by litter
 	large   *sync.Mutex   // held while a large resource is decoded
-	ahead   *atomic.Int64 // bytes by which the resources decoded in advance grow the total, if all are accepted
+	ahead   *atomic.Int64 // growth of bytes if all resources that were decoded in advance are accepted
 }
 
 func newIntake(l Limits, to *state) intake {

@@ -75,8 +75,8 @@ func (s *state) wants(k Kind, name string) bool { return s.lists(k) || s.namers(
 // names returns, sorted, the names of a kind that the client subscribes to because other resources name them.
 func (s *state) names(k Kind) []string { return slices.Sorted(maps.Keys(s.namers(k))) }
 
-// namers returns, by name, the resources that name a resource of a kind: clusters name endpoints, and listeners name
-// routes.
+// namers maps each resource of a kind that other resources name to the names of these: clusters name endpoints, and
+// listeners name routes.
 func (s *state) namers(k Kind) map[string]map[string]bool {
 	switch k {
 	case Endpoints:

@@ -286,9 +286,9 @@ func (b *bench) plantProgram(ctx context.Context, steps int, about time.Duration
 	return w, nil
 }
 
-// share weighs the fraction of the program's time that was in the first group. The processes run it 3:1, but their
-// CPUs may differ in speed, for example if one shares its core with a neighbour. The CPU time of their calls shows by
-// how much.
+// share weighs the fraction of the program's time that was in the first group. The processes run it in the ratio 3:1,
+// but their CPUs may differ in speed, for example if one shares its core with a neighbour. The CPU time of their calls
+// shows by how much.
 func share(name string, w weighed, planted string) Weight {
 	prog := w.program
 	name += ", part in one of two groups"
