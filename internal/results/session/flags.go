@@ -9,13 +9,14 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Flags are the flags of every run: its directory, length and seed, and what is printed of the result.
+// Flags holds the flags that all runs have in common: the run's directory, length and seed, and what is printed of its
+// result.
 type Flags struct {
 	Out       string
 	Seed      uint64
 	Overrides spec.Overrides
 	Show      Show
-	// Unrecorded are names of flags, each with a value, that are left out of the command in the record.
+	// Unrecorded names the flags that are left out of the command in the record. Each of them must take a value.
 	Unrecorded []string
 	seeded     bool
 }

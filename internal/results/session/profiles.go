@@ -17,9 +17,9 @@ import (
 )
 
 // writeProfiles writes the sum of the profiles of each arm, and the page with flame graphs. It reports whether trials
-// have profiles at all. As in the summary, the first attempt at a trial in which the profiled metric is valid counts.
-// Trials of an arm whose CPU time is in different units have separate graphs: a trial whose number of requests is
-// unknown has no CPU time per request.
+// have profiles at all. As in the summary, only one attempt at each trial counts: the first in which the profiled
+// metric is valid. The trials of an arm share a graph only if their CPU time has the same unit: it is per request, but
+// not in trials whose number of requests is unknown.
 func writeProfiles(w *record.Writer, s *analysis.Summary, run record.Run, trials []record.Trial) (bool, error) {
 	type place struct{ level, arm, unit string }
 	arms, graphs := map[string]*merged{}, map[place]*flame.Graph{}

@@ -62,7 +62,7 @@ func extent(s *spec.Spec, r record.Run, takes time.Duration) string {
 	return text
 }
 
-// warn prints a warning of what disturbs the whole run. It prints only the first of each code.
+// warn prints a warning about something that disturbs the whole run, unless a warning with this code has been printed.
 func (p *progress) warn(code, text string) {
 	if slices.Contains(p.warned, code) {
 		return
@@ -74,7 +74,7 @@ func (p *progress) warn(code, text string) {
 	p.note("warning: %s", text)
 }
 
-// note writes a separate line, in place of the updated one.
+// note prints a separate line. On a terminal it first erases the progress line.
 func (p *progress) note(format string, args ...any) {
 	p.clear()
 	fmt.Fprintf(p.w, format+"\n", args...)
@@ -177,7 +177,7 @@ func whatIsWrong(v record.Validity) string {
 	return what + strings.Join(messages, "; ")
 }
 
-// clear erases the updated line.
+// clear erases the progress line, if the output is a terminal.
 func (p *progress) clear() {
 	if p.terminal {
 		fmt.Fprint(p.raw, "\r\x1b[K")

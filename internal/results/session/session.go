@@ -172,8 +172,8 @@ func several(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// produce writes the files that guests make from the run's results, and, unless silent is set, lists on out these files
-// and those that the results do not support.
+// produce writes the files that guests make from the run's results. Unless silent is set, it lists on out which files
+// it wrote, and which it did not because the results do not support them.
 func produce(out io.Writer, w *record.Writer, r record.Run, trials []record.Trial, silent bool) error {
 	for _, g := range kind.All(kind.Subject) {
 		p, ok := g.(measured.Producer)
@@ -214,8 +214,8 @@ func BegunOr(err error) error {
 	return fault.New(fault.Invalid, "", "run it again", "interrupted before the first trial: nothing was measured")
 }
 
-// ended returns the error of a run that ended early with err. If it was interrupted, its exit code is that of an
-// invalid run, so a script sees that it is incomplete.
+// ended returns the error of a run that ended early with err. If the run was interrupted, the error has the exit code
+// of an invalid run, so that a script notices that the run is incomplete.
 func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 	if !errors.Is(err, context.Canceled) {
 		return err

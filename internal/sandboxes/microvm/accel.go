@@ -14,7 +14,7 @@ import (
 // virtual processors on which a stock kernel never boots.
 const probeTime = 5 * time.Second
 
-// probe is a cached result about KVM, valid until the host boots again.
+// probe records whether KVM works here with the given kernel. It is valid until the host boots again.
 type probe struct {
 	Boot   string `json:"boot"`   // the host's boot_id
 	Kernel string `json:"kernel"` // path of the guest's kernel

@@ -38,7 +38,7 @@ type agent struct {
 	ask  sync.Mutex // one request at a time
 
 	results chan [2]int32 // answers to requests: index and errno
-	exit    chan uint32   // receives the wait status of the process, once
+	exit    chan uint32   // receives the wait status of the process that spawn created, once
 	gone    chan struct{} // closed when no more messages can arrive
 	why     error         // why no more messages can arrive; set before gone is closed
 }
@@ -155,13 +155,13 @@ func (a *agent) spawn(flags uint64, p *plan) error {
 	return errors.Join(err, p.saying(index, errno))
 }
 
-// release lets the process run the rest of its plan, which ends by executing a program.
+// release lets the process that spawn created run the rest of its plan, which ends by executing a program.
 func (a *agent) release(p *plan) error {
 	index, errno, err := a.request(msgGo, nil)
 	return errors.Join(err, p.saying(index, errno))
 }
 
-// signal sends a signal to the process or, if all is true, to all processes in the guest.
+// signal sends a signal to the process that spawn created or, if all is true, to all processes in the guest.
 func (a *agent) signal(s unix.Signal, all bool) error {
 	body := binary.LittleEndian.AppendUint32(nil, uint32(s))
 	toAll := uint32(0)

@@ -62,8 +62,8 @@ func overheadGroup(o Options, id string) string {
 }
 
 // planGroups determines which directories to make for the sandbox, parents first. It returns an error if the sandbox's
-// own groups already exist. Parents that another sandbox has made belong to both sandboxes; they are removed with the
-// later of the two.
+// own groups already exist. Parents that another sandbox has made belong to both sandboxes, and are removed with
+// whichever of the two is removed last.
 func (s *sandbox) planGroups(l *cgroup.Layout, others []*sandbox) error {
 	hs := groupHierarchies(l)
 	made := func(dir string) bool {
@@ -200,8 +200,8 @@ func (s *sandbox) limitGroup(l *cgroup.Layout, r *specs.LinuxResources) error {
 	return nil
 }
 
-// removeGroups removes the sandbox's groups, and those of their parents that are empty. A group may be busy for a
-// moment after its last process has ended.
+// removeGroups removes the sandbox's groups, and the parents that Tare made for them if these are empty. A group may be
+// busy for a moment after its last process has ended.
 func (s *sandbox) removeGroups() error {
 	var errs []error
 	deadline := time.Now().Add(patience)

@@ -16,7 +16,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// newName returns the temporary name of a sandbox's directory while it is created.
+// newName returns the temporary name that a sandbox's directory has until it is complete.
 func newName(creator process, id string) string {
 	namespace := ""
 	if creator.Namespace != 0 && creator.Namespace != proc.InitialPIDNamespace {

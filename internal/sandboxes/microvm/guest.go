@@ -24,7 +24,8 @@ const (
 	planPath   = "/plan"
 )
 
-// firstFS returns the guest's first file system, without the container's root. The boot plan ends with p.
+// firstFS returns the guest's first file system, without the container's root. It contains the plan that the guest runs
+// at boot, which ends with the calls of p.
 func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
 	a := &cpio.Archive{}
 	for _, d := range []string{"dev", "proc", "sys", guestShare, guestRoot, "modules"} {

@@ -84,7 +84,7 @@ var guestModules = []string{"virtio_mmio", "virtio_console", "virtiofs", "virtio
 // GuestModules returns the modules that a guest with this kernel needs. Dependencies come first.
 func (k Kernel) GuestModules() ([]Module, error) { return k.ReadModules(guestModules) }
 
-// Module is one file of a kernel module.
+// Module is the file of a kernel module.
 type Module struct {
 	Name string // the name of the file without .ko, with hyphens replaced by underscores
 	Data []byte

@@ -15,7 +15,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// The names of the programs of the host that a sandbox uses, and hints for errors.
+// The name of QEMU's program, and hints for errors about what a sandbox needs of the host.
 const (
 	qemuProgram   = "qemu-system-x86_64"
 	qemuHint      = "apt-get install qemu-system-x86"

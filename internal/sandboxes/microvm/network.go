@@ -35,7 +35,8 @@ type link struct {
 const tapName = "tap0_tare"
 
 // thread is an operating system thread that runs functions one after the other. It can enter namespaces without
-// affecting other threads. Its children die when it ends, which is when this process ends.
+// affecting other threads. It ends with this process, and the kernel then kills the processes that were started from
+// it.
 type thread chan func()
 
 func newThread() thread {

@@ -20,7 +20,7 @@ type Options struct {
 	MemoryMiB         int    // memory of the guest, in addition to the container's limit
 	CPUs              int    // virtual CPUs; 0: the container's CPU quota, rounded up, or 1 if it has none
 	SandboxCgroupOnly bool
-	CgroupRoot        string // the group that contains all others
+	CgroupRoot        string // the control group below which all groups of the sandbox are
 	OverheadParent    string // the group, below CgroupRoot, that contains the overhead groups
 	BootTimeout       time.Duration
 	KernelParams      string // added to the guest kernel's command line

@@ -42,8 +42,8 @@ const shimFD = 3
 // it.
 const markVariable = "TARE_MICROVM"
 
-// shim is the state of the process that runs one sandbox. QEMU and virtiofsd are children of that process and die with
-// it. It also holds the container's streams.
+// shim is the state of the process that runs one sandbox. That process also holds the container's streams. QEMU and
+// virtiofsd are its children, and die with it.
 type shim struct {
 	box  *sandbox
 	spec *specs.Spec
@@ -450,8 +450,8 @@ func makePlace(root *os.Root, at string, isFile bool) error {
 	return f.Close()
 }
 
-// mountShared mounts the directories and files that the guest sees at places below shared, in a new mount namespace of
-// the shim's thread.
+// mountShared mounts each of the given directories and files below the directory shared, at its name. It does so in a
+// new mount namespace, which only the shim's thread and the processes started from it are in.
 func (s *shim) mountShared(shared string, all []bind) error {
 	var err error
 	if err := os.Mkdir(shared, 0o755); err != nil {
@@ -639,8 +639,8 @@ func (s *shim) wait(ctx context.Context) {
 	}
 }
 
-// whyEnded returns the reason why QEMU has ended. QEMU and virtiofsd each end when the other does, so it determines
-// which ended first.
+// whyEnded returns the reason why QEMU has ended. QEMU and virtiofsd each end when the other does, so the reason
+// depends on which of them ended first.
 func (s *shim) whyEnded() error {
 	if s.vm.unserved.Load() {
 		status := s.fs.Status()

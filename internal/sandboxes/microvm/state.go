@@ -85,8 +85,8 @@ type sandbox struct {
 	Network       string   `json:"network,omitempty"` // path of the network namespace
 	Links         []link   `json:"links,omitempty"`   // interfaces in that namespace that are connected to the guest
 	Run           string   `json:"run,omitempty"`     // the run of Tare to which the sandbox belongs (child.Mark)
-	ExitCode      *int     `json:"exit_code"`         // of the process; nil until it has ended
-	Failure       string   `json:"failure,omitempty"` // why the machine ended before the process
+	ExitCode      *int     `json:"exit_code"`         // of the container; nil until it has ended
+	Failure       string   `json:"failure,omitempty"` // why the container was not created, ended early or was not removed
 	OutOfMemory   []Kill   `json:"out_of_memory,omitempty"`
 	CreateTook    float64  `json:"create_seconds"` // from the start of the shim until the container was created
 	BootTook      float64  `json:"boot_seconds"`   // from the start of QEMU until the guest's first message

@@ -35,7 +35,7 @@ type vm struct {
 	unserved atomic.Bool // QEMU was killed because its virtiofsd ended
 }
 
-// socketPair creates a pair of connected sockets: one for QEMU, and one for this process.
+// socketPair creates a pair of connected sockets: one for a child process (QEMU or the shim), and one for this process.
 func socketPair() (theirs *os.File, ours net.Conn, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -123,8 +123,8 @@ func Clean(o kind.Owners) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// CleanGroups removes control groups of ended runs in hierarchies in which only runtimes make groups, and not Tare. It
-// must be called after the processes in the groups have ended.
+// CleanGroups removes the control groups of ended runs that are left because runtimes, not Tare, made them. It must be
+// called after the processes in the groups have ended.
 func CleanGroups(l *cgroup.Layout, o kind.Owners) error {
 	trees := map[string]bool{}
 	for i := range l.Hierarchies {

@@ -214,8 +214,8 @@ func endOf(pid int) <-chan struct{} {
 	return ended
 }
 
-// How often and how many times to check a state: some runtimes report a container as stopped only a moment after its
-// end.
+// The interval between checks of a container's state, and the maximum number of checks: some runtimes report a
+// container as stopped only a moment after its end.
 const (
 	stopStep  = 20 * time.Millisecond
 	stopSteps = 50

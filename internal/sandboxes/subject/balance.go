@@ -147,8 +147,8 @@ func (j *joined) balance(ctx context.Context) {
 	}
 }
 
-// balanced computes the balance from the machine's memory and this process's memory before the trial, and the values of
-// both at the end.
+// balanced computes the balance. before and own are the machine's memory and the anonymous memory of this process
+// before the trial, and w holds the values at the end.
 func balanced(before proc.Memory, own int64, w weighed) *Balance {
 	grown := func(of func(proc.Memory) uint64) int64 { return int64(of(w.machine)) - int64(of(before)) }
 	own = w.own - own
@@ -194,7 +194,7 @@ func ownAnon() int64 {
 const (
 	settleStep  = 25 * time.Millisecond
 	settleSteps = 20
-	settled     = 1 << 20 // a growth of free memory per step, in bytes, that counts as settled
+	settled     = 1 << 20 // the largest growth of free memory per step, in bytes, that counts as settled
 
 	weighing = 30 * time.Millisecond // how long before the end of the window the machine's memory is read
 )

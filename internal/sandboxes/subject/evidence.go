@@ -43,7 +43,7 @@ type Evidence struct {
 // Sandbox is one application or load, with the processes that run it.
 type Sandbox struct {
 	Name      string    `json:"name"`             // of the application or load
-	Cgroup    string    `json:"cgroup"`           // path of the group of what runs it, like a pod's
+	Cgroup    string    `json:"cgroup"`           // path of the group that corresponds to its pod's
 	Status    string    `json:"status,omitempty"` // reported by the runtime at the end of the window
 	Times     oci.Times `json:"times"`
 	Processes []Process `json:"processes"`
@@ -130,7 +130,7 @@ func (j *joined) find() map[*sandboxed][]int {
 	return found
 }
 
-// cpuTimes returns the CPU time that each process has used, without those that end in the meantime.
+// cpuTimes returns the CPU time that each process has used. It leaves out processes that end in the meantime.
 func cpuTimes(found map[*sandboxed][]int) map[proc.Identity]time.Duration {
 	times := map[proc.Identity]time.Duration{}
 	for _, pids := range found {
@@ -147,8 +147,8 @@ func cpuTimes(found map[*sandboxed][]int) map[proc.Identity]time.Duration {
 	return times
 }
 
-// cpuSince returns the CPU seconds that each process has used since the times in before were read, by PID. For a
-// process that did not exist then, that is all of its CPU time.
+// cpuSince returns, by PID, the CPU seconds that each process has used since an earlier call of cpuTimes. before is the
+// result of that call. If a process did not exist then, all of its CPU time counts.
 func cpuSince(found map[*sandboxed][]int, before map[proc.Identity]time.Duration) map[int]float64 {
 	used := map[int]float64{}
 	for id, t := range cpuTimes(found) {

@@ -42,7 +42,7 @@ type joined struct {
 
 	watch     sync.WaitGroup
 	stopWatch context.CancelFunc
-	charged   *course // written by a watching goroutine, and read after that has ended
+	charged   *course // written by a watching goroutine, and read after that goroutine has ended
 	resident  *course
 	evidence  Evidence
 

@@ -32,7 +32,7 @@ var overheadMetrics = []string{memoryMetric, podCPUMetric, outsideCPUMetric}
 // each planned trial, in ascending order.
 type excess struct {
 	runtime   string // empty unless applications ran in sandboxes
-	sandboxes int    // the most in one trial
+	sandboxes int    // the largest number of sandboxes in one trial
 	memory    []float64
 	cpus      []float64
 	spared    int      // number of trials lost to other programs or the hypervisor, or without a baseline
@@ -147,8 +147,8 @@ func (x *excess) add(attempts []*record.Trial, base []need) {
 // need is what a sandbox used: bytes, and CPUs.
 type need struct{ memory, cpus float64 }
 
-// needOf returns what a sandbox of the trial used on average, and the trial's evidence. why is the reason why that is
-// unknown, or "" if it is known.
+// needOf returns what a sandbox of the trial used on average, and the trial's evidence. If the usage is unknown, why is
+// the reason; otherwise why is empty.
 func needOf(t *record.Trial) (n need, e Evidence, why string) {
 	if err := json.Unmarshal(t.Evidence[name], &e); err != nil || e.ReadySeconds == 0 || len(e.Sandboxes) == 0 {
 		why = "no application was ready"

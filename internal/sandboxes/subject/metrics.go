@@ -158,7 +158,8 @@ func (p Process) own() Process {
 	return p
 }
 
-// memoryFamily is the family of a subject's memory metrics. An answer names those that the experiment is about.
+// memoryFamily is the family of a subject's memory metrics, which count the same memory in different ways. Of a family,
+// a report's answer mentions only the metric that the experiment is about.
 const memoryFamily = "memory"
 
 // inMemory returns a memory metric. Metrics that count the same memory in different ways share a family.

@@ -43,8 +43,9 @@ func stayedBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 }
 
 // overhead adds up the memory of the overhead groups. If accounted is nil, that is their hard memory. Otherwise it is
-// their anonymous and shared memory, minus accounted(p) for each process p that is charged to them. overhead returns
-// false if there is no such group, if one does not report its memory, or if is(s) returns false for a sandbox s.
+// their anonymous and shared memory, minus accounted(p) for each process p that is charged to them. overhead ignores
+// groups for which the ledger has no memory. It returns false if no group remains, if one of the needed figures is nil,
+// or if is(s) returns false for a sandbox s.
 func overhead(e *Evidence, m *measured.Measured, is func(Sandbox) bool,
 	accounted func(Process) uint64) (float64, bool) {
 	if m.Ledger == nil || slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return !is(s) }) {

@@ -196,9 +196,9 @@ func (j *joined) threads(found map[*sandboxed][]int) map[int]map[int]time.Durati
 	return all
 }
 
-// elsewhere returns the CPU seconds that threads of a process have used since the times in before were read, by group,
-// for those threads that are charged to a different group than the process's first thread. It returns nil if there are
-// none, or if before is nil.
+// elsewhere returns, by group, the CPU seconds of those threads of a process that are charged to a different group than
+// its first thread. It counts from an earlier call of threadTimes, whose result is before. It returns nil if there are
+// no such threads, or if before is nil.
 func elsewhere(r *cgroup.Resolver, p Process, before map[int]time.Duration) map[string]float64 {
 	if before == nil {
 		return nil
