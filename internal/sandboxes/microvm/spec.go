@@ -137,8 +137,9 @@ func check(s *specs.Spec, bundle string) error {
 	return err
 }
 
-// checkNamespaces refuses the host's namespaces, except a network namespace, because a virtual machine cannot share
-// them. It also refuses kinds of namespaces that are unsupported or listed twice. A network namespace must be listed.
+// checkNamespaces refuses to join namespaces of the host, which a virtual machine cannot share, except for a network
+// namespace. It also refuses kinds of namespaces that are unsupported or listed twice. A network namespace must be
+// listed.
 func checkNamespaces(list []specs.LinuxNamespace) error {
 	network := false
 	seen := map[specs.LinuxNamespaceType]bool{}

@@ -98,8 +98,9 @@ func (j *joined) Host(app string) (string, error) {
 	return there.Addr().String(), nil
 }
 
-// Launch starts an application in a sandbox. It starts a shim, which creates the container, stays with it, and passes
-// its own streams to it. With the runtime `none`, Launch starts the application itself.
+// Launch starts an application in a sandbox. It starts a shim, which creates the container, passes its own streams to
+// the container, and keeps running as long as the container does. With the runtime `none`, Launch starts the
+// application itself.
 func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 	j.mu.Lock()
 	j.tree = l.Group.TreeName()
@@ -129,8 +130,8 @@ func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 	return err
 }
 
-// prepare makes what a sandbox needs. It returns the path of the shim's network namespace, empty for this process's,
-// and the shim's command line.
+// prepare makes what a sandbox needs. It returns the path of the shim's network namespace (empty if the shim uses the
+// namespace of this process) and the shim's command line.
 func (j *joined) prepare(ctx context.Context, s *sandboxed, l kind.Launch) (network string, argv []string, err error) {
 	if s.shim, err = j.trial.ServingGroup("shim", l.Name, nil); err != nil {
 		return "", nil, err

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// Confidence of every interval of this package.
+	// Confidence is the confidence level of every interval of this package.
 	Confidence = 0.95
 	// MinSamples is the minimum number of samples for splitting a program's time. With fewer, the relative standard error
 	// of a share of one half exceeds 20 %.
@@ -116,7 +116,7 @@ const (
 	// enough is the number of samples that a hint aims for: a Poisson count with this mean is below MinSamples in 1 of
 	// 100 windows.
 	enough = 38
-	// fastest is the highest rate, in Hz, that a hint suggests: ten times the default.
+	// fastest is the highest rate, in Hz, that a hint suggests: the largest prime below perf.MaxHz.
 	fastest = 4999
 	// longest is the longest window that a hint suggests, in seconds.
 	longest = 3600

@@ -82,9 +82,9 @@ func ChainContext(chain []Frame) ledger.Context {
 // arch/x86/entry (asm_sysvec_*, asm_common_interrupt, asm_exc_nmi) and their C halves (sysvec_*, common_interrupt).
 // With FRED (Linux 6.9, arch/x86/entry/entry_fred.c): fred_extint, fred_sysvec_* and fred_exc_nmi; the
 // asm_fred_entrypoint_* before them are not used, because system calls and exceptions enter there too. In a
-// paravirtual guest of Xen: asm_exc_xen_hypervisor_callback and xen_pv_evtchn_do_upcall. On arm64: el{0,1}_interrupt
-// and the vectors el{0t,1h,1t}_64_{irq,fiq,error} (arch/arm64/kernel/entry-common.c). Before Linux 5.8 on x86: do_IRQ,
-// smp_*_interrupt, *_interrupt.
+// paravirtual guest of Xen: asm_exc_xen_hypervisor_callback and xen_pv_evtchn_do_upcall. On arm64: el{0,1}_interrupt,
+// vectors such as el1h_64_irq and el0t_64_fiq, and their handlers (arch/arm64/kernel/entry-common.c). Before Linux 5.8
+// on x86: do_IRQ, smp_*_interrupt, and stubs such as apic_timer_interrupt.
 func Entry(name string) ledger.Context {
 	switch name {
 	case "__do_softirq", "handle_softirqs", "__softirqentry_text_start":

@@ -5,8 +5,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Hit is a stall that ended inside a program: the witness looked as the CPU came back, and the sample taken then has
-// the program in its call chain.
+// Hit is a stall (a time in which the hypervisor withheld a CPU) that ended inside a program: the witness (package
+// witness) looked as the CPU came back, and the sample taken then has the program in its call chain.
 type Hit struct {
 	Stolen float64 // seconds
 	Late   float64 // seconds that the sample came late; the program was held up for at least as long
@@ -30,8 +30,8 @@ type Stalled struct {
 // therefore represent all short stalls, and each counts as one LookPeriod. The number of short hits is a Poisson count.
 //
 // Samples may miss part of the program because it runs with interrupts off. The estimate assumes that stalls hit that
-// part as often as everything else that ran. Nothing saw them, so the interval allows for none of that part, and for
-// all of it, to have been stolen.
+// part as often as everything else that ran. As nothing saw those stalls, the interval includes both extremes: that
+// none of the part was stolen, and that all of it was.
 func Stolen(s Stalled) (ledger.Interval, string) {
 	var v ledger.Interval
 	short := 0

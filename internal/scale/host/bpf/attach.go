@@ -17,8 +17,8 @@ import (
 )
 
 // Attachments without a link: programs attached by BPF_PROG_ATTACH to control groups and to maps of sockets, and to
-// perf events by ioctl. Those to interfaces and network namespaces are in network.go. Each kind is searched only if
-// the machine has a program of a matching type without a link.
+// perf events by ioctl. Those to interfaces and network namespaces are in network.go. Each kind except perf events is
+// searched only if the machine has a program of a matching type without a link.
 //
 // The kernel does not list attachments to sockets (SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF), routes (lwt_*), and
 // hardware and software counters (by ioctl), nor programs in iptables' xt_bpf and in struct_ops maps without a link.
@@ -179,7 +179,8 @@ func pickCgroupMounts(all []mount.Mount) (m cgroupMounts) {
 	return m
 }
 
-// relative returns a group's path within its hierarchy: "/" or "/a/b".
+// relative returns a group's path within the hierarchy at a mount point, such as "/" or "/a/b". It returns "" if the
+// path is not below the mount point.
 func relative(mount, path string) string {
 	rest, ok := strings.CutPrefix(path, mount)
 	if !ok || rest != "" && rest[0] != '/' && mount != "/" {

@@ -63,8 +63,8 @@ func (v *Inventory) descriptors() ([]descriptor, error) {
 	return out, nil
 }
 
-// anonymousFiles maps the names that the kernel gives to descriptors to their kind and the fdinfo field with the
-// object's id.
+// anonymousFiles maps the kernel's name of a descriptor, to which /proc/<pid>/fd/<n> links, to the kind of the
+// descriptor and to the field in its fdinfo that contains the object's id.
 var anonymousFiles = map[string]struct {
 	kind  kind
 	field string

@@ -44,8 +44,8 @@ func Below(dir string) []string {
 	return dirs
 }
 
-// Members returns the processes in the top-level groups with these names, in all hierarchies, and in their
-// descendants, in ascending order.
+// Members returns, in ascending order, the processes in the top-level groups with these names and in their descendants,
+// in all hierarchies.
 func (l *Layout) Members(names []string) []int {
 	var dirs []string
 	for i := range l.Hierarchies {

@@ -144,7 +144,8 @@ func (l *Layout) V2Path(dir string) string {
 	return path.Join("/", strings.TrimPrefix(dir, h.Mount))
 }
 
-// MemoryPeak calls the function MemoryPeak for the directory of the group; nil if the kernel does not expose it.
+// MemoryPeak returns the result of the function MemoryPeak for the group with the given identity, in bytes; nil if the
+// kernel does not expose it.
 func (l *Layout) MemoryPeak(identity string) *uint64 {
 	h, ok := l.Controller("memory")
 	if !ok {

@@ -5,9 +5,9 @@ import (
 	"path/filepath"
 )
 
-// CPUTime returns the CPU time in nanoseconds that the group with that directory and its descendants have used since
-// its creation (cpuacct.usage of v1, cpu.stat of v2). It is not OK if the kernel does not expose it or the group is
-// gone. It is for occasional use; use a Reader for many groups.
+// CPUTime returns the CPU time in nanoseconds that the group with the given directory and its descendants have used
+// since the group was created (cpuacct.usage of v1, cpu.stat of v2). The result is not OK if the kernel does not expose
+// it or the group is gone. CPUTime is for occasional use; use a Reader for many groups.
 func CPUTime(dir string) Value {
 	return once(dir, source{usageV1, parseUint}, source{"cpu.stat", func(b []byte) Value {
 		var g Group
@@ -16,16 +16,16 @@ func CPUTime(dir string) Value {
 	}})
 }
 
-// MemoryPeak returns the most memory in bytes that the kernel has ever charged to the group with that directory and
-// its descendants (memory.peak of v2, since Linux 5.19; memory.max_usage_in_bytes of v1). It is not OK if the kernel
-// does not expose it or the group is gone.
+// MemoryPeak returns the most memory in bytes that the kernel has ever charged to the group with the given directory
+// and its descendants (memory.peak of v2, since Linux 5.19; memory.max_usage_in_bytes of v1). The result is not OK if
+// the kernel does not expose it or the group is gone.
 func MemoryPeak(dir string) Value {
 	return once(dir, source{"memory.peak", parseUint}, source{"memory.max_usage_in_bytes", parseUint})
 }
 
-// MemoryLimit returns the memory limit in bytes of the group with that directory (memory.max of v2,
-// memory.limit_in_bytes of v1). It is not OK if there is no limit, the kernel does not expose it, or the group is
-// gone.
+// MemoryLimit returns the memory limit in bytes of the group with the given directory (memory.max of v2,
+// memory.limit_in_bytes of v1). The result is not OK if there is no limit, the kernel does not expose it, or the group
+// is gone.
 func MemoryLimit(dir string) Value {
 	return once(dir, source{"memory.max", parseLimit}, source{"memory.limit_in_bytes", parseLimit})
 }

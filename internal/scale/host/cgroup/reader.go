@@ -24,8 +24,8 @@ type Group struct {
 	// Made is the latest time at which the group can have been created, if a Refresh other than the first found it; else
 	// zero.
 	Made time.Time
-	// Renamed: it had another path before (rename(2) on v1), so its counters include what that group used. That group has
-	// Vanished.
+	// Renamed means that the group's directory had another path before (rename(2) on v1). Its counters therefore include
+	// what the Group with that path used, which has Vanished.
 	Renamed bool
 
 	nodes       []*node
@@ -360,7 +360,8 @@ func (r *Reader) Refresh() error {
 				r.lose(n)
 			}
 		}
-		// Not in lose: another directory can have the name of one that is found under its new name later.
+		// Not in lose: this Refresh may find a new directory under the old name of a renamed one before it finds the
+		// renamed one, which it recognizes by its inode.
 		maps.DeleteFunc(t.inodes, func(_ uint64, n *node) bool { return n.gone })
 	}
 	return nil

@@ -46,7 +46,8 @@ func (l *Layout) NewResolver() *Resolver {
 // meaningful only for a leader. Either is empty if no hierarchy counts it.
 type Charged struct{ CPU, Memory string }
 
-// Charged returns the groups given the content of /proc/<pid>/cgroup, with CPU as in Path.
+// Charged returns the groups that a process is charged to, given the content of /proc/<pid>/cgroup. CPU is the group
+// that Path returns.
 func (r *Resolver) Charged(content []byte) Charged {
 	_, v2, memory := r.paths(content)
 	c := Charged{CPU: r.identity(content)}

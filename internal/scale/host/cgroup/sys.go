@@ -122,8 +122,8 @@ func (w *walker) walk(dir int, base, rel string) error {
 	return w.below(dir, base, rel, name, uint64(st.Nlink))
 }
 
-// below visits the descendants of a group that was visited and has that number of links. name is the path of the group
-// at rel as seen from dir.
+// below visits the descendants of the group at rel, which was visited already and has the given number of links. name
+// is the path of that group as seen from dir.
 func (w *walker) below(dir int, base, rel, name string, links uint64) error {
 	// A directory has one link from its parent, one from itself and one from each subdirectory. kernfs follows this rule
 	// (kernfs_refresh_inode in fs/kernfs/inode.c), and file systems that do not follow it report 1 link. So most groups,

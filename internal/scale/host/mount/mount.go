@@ -33,7 +33,8 @@ func Read(proc string) ([]Mount, error) {
 	return Parse(text), nil
 }
 
-// Parse parses the text of /proc/<pid>/mountinfo: proc_pid_mountinfo(5), fs/proc_namespace.c. Other lines are skipped.
+// Parse parses the text of /proc/<pid>/mountinfo: proc_pid_mountinfo(5), fs/proc_namespace.c. It skips lines that do
+// not have this format.
 func Parse(text []byte) []Mount {
 	var all []Mount
 	for line := range bytes.Lines(text) {

@@ -446,7 +446,7 @@ func (s *Sampler) Leaders() map[int]int {
 	return lists.Keyed(s.rings, func(r *ring) (cpu, fd int) { return r.cpu, r.fd })
 }
 
-// onlineCPUs parses a list like "0-3,5".
+// onlineCPUs reads a file with a list like "0-3,5".
 func onlineCPUs(path string) ([]int, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {

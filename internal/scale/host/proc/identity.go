@@ -21,7 +21,7 @@ const initialTimeNamespace = 0xEFFFFFFA
 // namespace can reuse the number, but a process in it cannot have both the same PID and the same start time.
 type Identity struct {
 	PID       int    // in its own PID namespace
-	Start     uint64 // as Process.Start, and as a process in the same time namespace reads it
+	Start     uint64 // Process.Start, as read by a process that is in its time namespace
 	Namespace uint64 // inode number of its PID namespace; 0 if that was not recorded
 }
 

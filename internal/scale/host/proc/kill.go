@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kill kills a process if meant returns true, to confirm that it is the intended one. Kill calls meant while it holds
-// the process by a descriptor (pidfd_open(2)), so that the PID cannot be reused. A process that has already ended is
-// not an error.
+// Kill kills a process if meant confirms, by returning true, that it is the intended one. Kill calls meant while it
+// holds the process by a descriptor (pidfd_open(2)), so that the PID cannot be reused. A process that has already ended
+// is not an error.
 func Kill(pid int, meant func() bool) error {
 	fd, err := hold(pid)
 	if fd < 0 {

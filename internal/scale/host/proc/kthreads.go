@@ -90,7 +90,7 @@ func (k *KernelThreads) recheck(t *KernelThread) {
 	}
 }
 
-// end marks a thread as gone. The next process with its PID is not known.
+// end marks a thread as gone, so that the next process with its PID is checked again.
 func (k *KernelThreads) end(t *KernelThread) {
 	t.Gone = true
 	delete(k.known, t.PID)

@@ -185,9 +185,9 @@ func (f FS) read(pid int, name string) ([]byte, error) {
 	return b, nil
 }
 
-// Entry is a process in the list of all. Inode is that of its directory: it does not change while the process lives
-// and the kernel keeps the directory cached, and no other process has it. A list of entries therefore shows at no
-// extra cost which processes are new (proc_pid_make_inode in fs/proc/base.c assigns each a unique number).
+// Entry is one process in the list of all processes. Inode is the number of its directory: it does not change while the
+// process lives and the kernel keeps the directory cached, and no other process has it. A list of entries therefore
+// shows at no extra cost which processes are new (proc_pid_make_inode in fs/proc/base.c assigns each a unique number).
 type Entry struct {
 	PID   int
 	Inode uint64

@@ -44,8 +44,8 @@ func init() {
 var errNotListed = errors.New("the container is not in the list")
 
 // parseStorage parses a storage's list of containers (Container in containers/storage), whose metadata, written by
-// podman, contains the name of the image. The configuration of a container has neither name, and labels are only in
-// podman's database.
+// podman, contains the name of the image. A container's config.json has neither the name of the container nor that of
+// the image, and labels are only in podman's database.
 func parseStorage(s *state, _ string, text []byte) error {
 	var all []struct {
 		ID       string   `json:"id"`

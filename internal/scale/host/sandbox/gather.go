@@ -410,7 +410,8 @@ func (g *gathering) process(k *known) *Process {
 // shared is the owner of a group that contains processes of several sandboxes, or of none.
 const shared = "\x00"
 
-// owners returns who owns the processes in each group and its descendants.
+// owners returns, by group, the name of the sandbox to which all processes in the group and its descendants belong, or
+// shared.
 func (g *gathering) owners(all []*known) map[string]string {
 	owners := map[string]string{}
 	add := func(p, owner string) {
@@ -696,8 +697,8 @@ func (a *assembly) location(group string) Location {
 	return l
 }
 
-// groups lists the groups that the sandbox is charged to. Those that belong to it alone and are not below another one
-// have counters.
+// groups lists the groups that the sandbox is charged to. Those that belong to it alone and are not below another such
+// group will have counters.
 func (a *assembly) groups() {
 	byPath := map[string]*Group{}
 	add := func(l Location) *Group {
@@ -750,7 +751,7 @@ func (a *assembly) alone(g *Group) bool {
 	return g.Place == PlacePod || !ok || owner == a.root
 }
 
-// empty finds groups of containers below the pod without processes: gVisor creates them for cAdvisor.
+// empty finds the containers' groups below the pod in which there are no processes: gVisor creates them for cAdvisor.
 func (a *assembly) empty() {
 	if a.s.Pod.UID == "" || !slices.ContainsFunc(a.s.Processes, func(p *Process) bool { return p.Component == Sentry }) {
 		return

@@ -101,7 +101,7 @@ func (d *namedDir) match(file, id string) (names []string) {
 	return names
 }
 
-// keeps reports whether the rules have a directory for the state of a runtime.
+// keeps reports whether a directory is one of those in which the rules look for the state of the given runtime.
 func (t *table) keeps(runtime, dir string) bool {
 	return slices.ContainsFunc(t.States, func(r stateRule) bool {
 		match, _ := path.Match(path.Dir(r.Path), dir)

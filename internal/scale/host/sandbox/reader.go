@@ -51,7 +51,7 @@ type Reader struct {
 	budget   int // descriptors that may still be kept open for threads' schedstat
 }
 
-// Things that change seldom are read once in this many readings.
+// The constants that end in Turns are numbers of readings in which something that changes seldom is read once.
 const (
 	membershipTurns = 8  // the groups that a process of a sandbox is in
 	threadTurns     = 32 // which threads it has, and their groups; a multiple of membershipTurns
@@ -431,7 +431,7 @@ func (r *Reader) count(full bool) {
 		}
 	}
 	for i, g := range r.measured {
-		// What cannot be read keeps its old values; a group that is gone is not in the next census.
+		// After an error the values are unknown. A group that is gone keeps its last ones, and is not in the next census.
 		_ = r.groups.ReadCPUOf(g.Reading)
 		if full || g.Reading.Memory == (cgroup.Memory{}) || (r.pass+uint64(i))%memoryTurns == 0 {
 			_ = r.groups.ReadMemoryOf(g.Reading)

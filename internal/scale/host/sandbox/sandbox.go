@@ -3,9 +3,9 @@
 //
 // No single sign is trusted: the paths of control groups, command lines, parents and the state that runtimes keep are
 // all considered, and a process whose command line names a sandbox while its group belongs to an unrelated service is
-// itself a finding. What is known about a runtime is in its own file, such as runtime_kata.go, and what is known about
-// an engine is in another, such as engine_docker.go; both register it. The rest of the code knows none of them. If
-// Tare itself runs containers in a runtime (internal/sandboxes), the runtime's file says how.
+// itself a finding. Each runtime has a file with what is known about it, such as runtime_kata.go, and so has each
+// engine, such as engine_docker.go. These files register it; the rest of the code knows no particular runtime or
+// engine. If Tare itself runs containers in a runtime (internal/sandboxes), the runtime's file says how.
 //
 // Files are read below a root, so a tree of test files can stand for a machine. Input that others control (command
 // lines, names of groups, state) is limited in size before it is kept.

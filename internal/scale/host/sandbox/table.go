@@ -161,8 +161,8 @@ var idKinds = strings.NewReplacer(
 
 func (e expression) matches(s string) bool { return e == nil || e().MatchString(s) }
 
-// capture returns what the capture group with a name matched; empty if the expression does not match or has no such
-// group.
+// capture returns what the capture group with the given name matched; empty if the expression does not match or has no
+// such group.
 func (e expression) capture(s, name string) string {
 	if e == nil {
 		return ""
@@ -174,8 +174,8 @@ func (e expression) capture(s, name string) string {
 	return match[i]
 }
 
-// pathRule matches one element of the path of a control group. Elements are tried from the root down, and the deepest
-// match determines what the group is; the pod is that of the deepest pod.
+// pathRule matches one element of the path of a control group. Elements are tried from the root down. The deepest match
+// determines what the group is, and the deepest match with a pod determines its pod.
 type pathRule struct {
 	Match   expression // with capture groups pod and id
 	Under   expression // the element above it
@@ -243,7 +243,7 @@ type stateRule struct {
 	Flavour string
 	Engine  string
 
-	fixed  string // the directory that exists if its files can exist
+	fixed  string // the directory without which no such file can exist (fixedPart)
 	parse  parseState
 	bundle bool // it is the configuration of a container, which names no process
 }

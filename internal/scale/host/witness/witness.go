@@ -301,7 +301,7 @@ func (w *Witness) loadWith(p *Program, source uint32) error {
 	return nil
 }
 
-// ringBytes returns the size of the ring. A record takes 96 bytes with its header, a busy CPU switches tasks about 250
+// ringBytes returns the size of the ring. A record takes 88 bytes with its header, a busy CPU switches tasks about 250
 // times a second, and the ring is drained five times a second.
 func ringBytes(cpus int) uint32 {
 	n := uint32(1 << 17)
