@@ -25,7 +25,7 @@ import (
 	"tare/internal/results/report"
 )
 
-// Output is where a run reports its progress and results.
+// Output says where and how a run reports its progress and results.
 type Output struct {
 	Out      io.Writer // the report, or one JSON document
 	Log      io.Writer // progress and warnings, for people

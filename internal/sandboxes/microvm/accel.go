@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// probeTime is how long a kernel may take to boot and power off under KVM before KVM counts as not working. With
-// hardware support this takes a fraction of a second. It is not enough that /dev/kvm can be opened: some hosts provide
-// virtual processors on which a stock kernel never boots.
+// probeTime is how long a kernel may take to boot under KVM before KVM counts as not working. With hardware support
+// this takes a fraction of a second. It is not enough that /dev/kvm can be opened: some hosts provide virtual
+// processors on which a stock kernel never boots.
 const probeTime = 5 * time.Second
 
 // probe records whether KVM works here with the given kernel. It is valid until the host boots again.

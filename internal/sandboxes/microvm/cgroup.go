@@ -48,7 +48,7 @@ func groupHierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 	return hs
 }
 
-// sandboxGroup returns the group of a sandbox, relative to the mounts.
+// sandboxGroup returns the path of a sandbox's group below the mounts of the hierarchies.
 func sandboxGroup(o Options, cgroupsPath, id string) string {
 	p := path.Join(o.CgroupRoot, "/", cmp.Or(cgroupsPath, "/vc/"+id)) // Kata's default is /vc/<id>
 	return path.Join(path.Dir(p), "kata_"+path.Base(p))

@@ -124,9 +124,8 @@ func alive(p process, o kind.Owners, run, what string) bool {
 	return fate != proc.Ended
 }
 
-// Clean removes sandboxes that were left behind, and returns their ids. It leaves alone sandboxes with a running shim.
-// It also leaves alone sandboxes that have stopped in an orderly way and wait to be deleted, unless their run of Tare
-// has ended.
+// Clean removes sandboxes that were left behind, and returns their ids. Unless their run of Tare has ended, it leaves
+// alone sandboxes with a running shim, and sandboxes that have stopped in an orderly way and wait to be deleted.
 func Clean(o kind.Owners) (removed []string, err error) {
 	boxes, err := sandboxes()
 	errs := []error{err}

@@ -164,7 +164,7 @@ func (p *plan) vector(list []string) int {
 	return begin
 }
 
-// The methods below add frequent calls.
+// The methods below add calls that many plans need.
 
 func (p *plan) mkdir(path string, mode int) {
 	p.add("making the directory "+path, sysMkdir, path, mode).ignore = errnos{unix.EEXIST}

@@ -83,7 +83,7 @@ const (
 	Monitor   = string(sandbox.Monitor)   // any other process that the runtime left running
 )
 
-// Components are all components.
+// Components lists all components.
 var Components = []string{Workload, Shim, Sentry, Gofer, VMM, Virtiofsd, Monitor}
 
 // componentOf returns the component of a process of a sandbox, by its command line if that is known, and otherwise by

@@ -49,9 +49,9 @@ type joined struct {
 	ownBefore int64 // anonymous memory of this process before the trial
 }
 
-// sandboxed is one application or load of a trial, usually in a sandbox. Loads may be launched while the processes of
-// sandboxes are looked for, so a sandboxed is complete when it is added to joined.sandboxes, except for pid, asked and
-// killed.
+// sandboxed is one application or load of a trial, usually in a sandbox. Loads may be launched while another goroutine
+// looks for the processes of sandboxes, so all fields except pid, asked and killed must be set when a sandboxed is
+// added to joined.sandboxes.
 type sandboxed struct {
 	name  string
 	dir   string // directory of its job; empty if it runs without a sandbox

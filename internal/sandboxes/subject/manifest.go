@@ -25,7 +25,7 @@ const (
 	outsideCPUMetric = "sandbox_outside_cpus"
 )
 
-// overheadMetrics are the names of these metrics.
+// overheadMetrics lists these names.
 var overheadMetrics = []string{memoryMetric, podCPUMetric, outsideCPUMetric}
 
 // excess holds, for one arm, the memory and CPUs that a sandbox used beyond the baseline of its block: one value for
@@ -144,7 +144,7 @@ func (x *excess) add(attempts []*record.Trial, base []need) {
 	x.lost = append(x.lost, lost)
 }
 
-// need is what a sandbox used: bytes, and CPUs.
+// need holds the memory, in bytes, and the CPUs that a sandbox used.
 type need struct{ memory, cpus float64 }
 
 // needOf returns what a sandbox of the trial used on average, and the trial's evidence. If the usage is unknown, why is

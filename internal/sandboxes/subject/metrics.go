@@ -195,7 +195,8 @@ func balanceMetrics() []measured.Metric {
 			return float64(of(e.Balance)), true
 		})
 	}
-	// The memory that others took is neither better nor worse, and is not a cost of the sandboxes.
+	// other returns a line that is not a cost of the sandboxes, such as the memory that other processes took, so that a
+	// smaller value is not better.
 	other := func(name, family, clause, how string, of func(*Balance) int64) measured.Metric {
 		m := line(name, family, clause, how, of)
 		m.Cost, m.Better = false, metric.Neither

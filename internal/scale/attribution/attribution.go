@@ -29,21 +29,21 @@ const (
 // Idle replaces the group in samples of interrupts on an idle CPU, where no group's task is running.
 const Idle = "(idle)"
 
-// Place is where a sample saw a program: the group of the task on the CPU, and the context that the program itself ran
-// in. Group is empty if the thread ended before its group could be read.
+// Place describes where a sample saw a program: the group of the task on the CPU, and the context that the program
+// itself ran in. Group is empty if the thread ended before its group could be read.
 type Place struct {
 	Group   string
 	Context ledger.Context
 }
 
-// Evidence is what is known about one program in one window.
+// Evidence holds what is known about one program in one window.
 type Evidence struct {
 	RunNs   uint64        // run time according to the kernel's statistics, nanoseconds
 	Samples map[Place]int // how many samples saw it in each place
 	Sole    *Place        // the only place where its attachments allow it to run; nil if there may be others
 
 	// Hz is the number of samples per second on each CPU, and Seconds the duration of sampling; notes use them to suggest
-	// a sufficient rate or window. Hz is 0 if no samples were taken, or if no clock triggered them.
+	// a sufficient rate or window. Both are 0 if no samples were taken, or if CPU cycles triggered them and not a clock.
 	Hz, Seconds float64
 }
 

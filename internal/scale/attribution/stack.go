@@ -13,7 +13,7 @@ type Run struct {
 	Context ledger.Context
 }
 
-// Frame is what is known about one frame of a kernel call chain.
+// Frame describes one frame of a kernel call chain.
 type Frame struct {
 	Program int            // index of the BPF program whose machine code the frame is in; -1 for anything else
 	Entry   ledger.Context // Softirq or Hardirq if the frame is the kernel's entry into that context, else empty

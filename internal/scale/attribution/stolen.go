@@ -12,7 +12,7 @@ type Hit struct {
 	Late   float64 // seconds that the sample came late; the program was held up for at least as long
 }
 
-// Stalled is what is known about stalls inside one program.
+// Stalled holds what is known about stalls inside one program.
 type Stalled struct {
 	RunSeconds float64 // by the kernel's statistics, stalls included
 	Hits       []Hit

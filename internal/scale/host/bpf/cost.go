@@ -11,7 +11,7 @@ import (
 
 const (
 	costRuns            = 2000 // runs in one round: 40 us without statistics
-	costGoes            = 5    // only the fastest counts: what slows a round down is not the program
+	costGoes            = 5    // rounds; only the fastest counts, because other things slowed down the rest
 	smallestEthernetHdr = 14   // bpf_prog_test_run_skb rejects shorter packets
 )
 

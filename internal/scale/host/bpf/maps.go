@@ -22,13 +22,13 @@ type Map struct {
 	ValueSize  uint32 // bytes
 	MaxEntries uint32
 
-	// Bytes is memlock in the map's fdinfo, which bpftool prints; nil if it could not be read. BytesMethod says what it
-	// means on this kernel. It does not include inner maps, which are separate maps.
+	// Bytes is memlock in the map's fdinfo, which bpftool prints; nil if it could not be read. BytesMethod says what
+	// memlock means on this kernel. Inner maps are not included, because they are separate maps.
 	Bytes       *uint64
 	BytesMethod BytesMethod
 
-	// ChargedTo is the path of the control group charged for it, in the memory controller's hierarchy; nil if the kernel
-	// does not expose it.
+	// ChargedTo is the path of the control group that is charged for the map, in the memory controller's hierarchy; nil if
+	// the kernel does not expose it.
 	ChargedTo *string
 	Inner     []uint32 // ids of the maps inside a map of maps
 	UsedBy    []uint32 // ids of the programs that use it, directly or through a map of maps
@@ -51,8 +51,8 @@ const (
 	BytesChargedPages BytesMethod = "charged-pages"
 )
 
-// maxInner is the maximum number of entries read of a map of maps. A service mesh has thousands of inner maps at most;
-// a map with a million entries would take a second to walk.
+// maxInner is the maximum number of a map of maps' entries that are read. A service mesh has thousands of inner maps at
+// most; a map with a million entries would take a second to walk.
 const maxInner = 16384
 
 // maxInnerTime limits the time for which a map of maps is read: before Linux 6.8 each look-up in a map of maps waits

@@ -21,7 +21,7 @@ import (
 // dissector). Each belongs to a network namespace, and the kernel lists only those in the namespace of the calling
 // thread.
 
-// netAttachment is one such attachment.
+// netAttachment is an attachment of a packet program without a link.
 type netAttachment struct {
 	program uint32
 	kind    string // "xdp", "tc", "tcx", "netkit"

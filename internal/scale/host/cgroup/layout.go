@@ -31,7 +31,7 @@ const (
 	ModeHybrid = "hybrid" // both
 )
 
-// Roots configures where to look. The zero value is the machine that we run on.
+// Roots configures where to look. The zero value stands for the machine that this process runs on.
 type Roots struct {
 	Proc   string // where proc is mounted; "/proc" if empty
 	Prefix string // prepended to every mount point in mountinfo; for trees of test files
@@ -41,7 +41,7 @@ func (r Roots) proc() string {
 	return cmp.Or(r.Proc, "/proc")
 }
 
-// Layout is where a machine keeps its control groups.
+// Layout describes where a machine keeps its control groups.
 type Layout struct {
 	Mode        string // ModeNone, ModeV1, ModeV2 or ModeHybrid
 	Hierarchies []Hierarchy
@@ -75,8 +75,8 @@ func (h *Hierarchy) Dir(identity string) (string, bool) {
 	return h.Mount + rel, ok
 }
 
-// rel returns the path below the mount: "" for the mount itself, else with a leading slash. It is false if identity is
-// outside the mount.
+// rel returns the path below the mount: "" for the mount itself, else with a leading slash. The second result is false
+// if identity is outside the mount.
 func (h *Hierarchy) rel(identity string) (string, bool) {
 	rest := identity
 	if h.Root != "/" {

@@ -16,7 +16,7 @@ func (v Value) Ptr() *uint64 {
 	return new(v.N)
 }
 
-// CPU is what a group, with all its descendants, has used since it was created.
+// CPU holds the CPU time that a group, with all its descendants, has used since it was created.
 type CPU struct {
 	UsageNs          Value // nanoseconds of CPU time
 	ThrottledNs      Value // nanoseconds in which its quota kept the group itself from running, summed over CPUs
@@ -27,7 +27,7 @@ type CPU struct {
 	Resets int
 }
 
-// Memory is what a group, with all its descendants, holds, in bytes. v1 has no SlabReclaimable, and its Sock is only
+// Memory is the memory of a group, with all its descendants, in bytes. v1 has no SlabReclaimable, and its Sock is only
 // TCP and not included in Current.
 type Memory struct {
 	Current         Value // memory.current, memory.usage_in_bytes
@@ -68,7 +68,7 @@ func (v Value) times(k uint64) Value {
 type field struct {
 	key  string
 	to   *Value
-	unit uint64 // units of the counter in one unit of the value
+	unit uint64 // the factor from the unit of the file to that of the Value
 }
 
 // set parses the fields that the file has, and does not change the others.

@@ -46,7 +46,7 @@ type node struct {
 	watch int // inotify watch descriptor of its CPU counter, from 1; 0: none
 }
 
-// tree is what a Reader knows about one hierarchy.
+// tree holds what a Reader knows about one hierarchy.
 type tree struct {
 	*Hierarchy
 	dir    int // descriptor of the mount
@@ -120,8 +120,8 @@ func NewReaderOfReadable(l *Layout) (*Reader, error) { return newReader(l, []str
 // NewReaderOfSome reads only groups passed to Add.
 func NewReaderOfSome(l *Layout) (*Reader, error) { return newReader(l, nil, false) }
 
-// Add starts reading an existing group, without its descendants; nil if it is in none of the hierarchies that are
-// read. It requires a Reader made by NewReaderOfSome.
+// Add starts reading an existing group, without its descendants. It returns nil if the group is in none of the
+// hierarchies that are read. It requires a Reader made by NewReaderOfSome.
 func (r *Reader) Add(identity string) *Group {
 	if g := r.live[identity]; g != nil && !g.Vanished {
 		return g

@@ -43,7 +43,7 @@ func (l *Layout) NewResolver() *Resolver {
 
 // Charged holds the identities of the groups that a thread is charged to. Memory is charged to the group of the thread
 // group's leader, whatever group the thread is in (mem_cgroup_from_task(mm->owner) in mm/memcontrol.c), so Memory is
-// meaningful only for a leader. Either is empty if no hierarchy counts it.
+// meaningful only for a leader. A field is empty if no hierarchy counts that resource.
 type Charged struct{ CPU, Memory string }
 
 // Charged returns the groups that a process is charged to, given the content of /proc/<pid>/cgroup. CPU is the group

@@ -34,7 +34,7 @@ const (
 	maxLabels = 32  // the first ones, ordered by key
 )
 
-// Options configures a Resolver. The zero value is the machine that we run on.
+// Options configures a Resolver. The zero value stands for the machine that this process runs on.
 type Options struct {
 	Root string // where the machine's files are: empty for /, else a mount in a container (/host) or a tree of test files
 }
@@ -51,7 +51,7 @@ type Resolver struct {
 	now    func() time.Time
 }
 
-// entry is what is known about one path.
+// entry holds what is known about one path.
 type entry struct {
 	name    ledger.Name
 	shared  *ledger.Name // a copy of name for ledgers, once it is settled
@@ -64,7 +64,7 @@ type entry struct {
 	why     *sandbox.NotFound // why the last attempt failed; nil before the first
 }
 
-// pod is what the containers of a pod show about it.
+// pod holds what the containers of a pod show about the pod.
 type pod struct {
 	namespace, name string
 	labels          map[string]string // of the pod's sandbox

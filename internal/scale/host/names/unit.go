@@ -12,8 +12,9 @@ var unitTypes = []string{".service", ".scope", ".slice", ".socket", ".mount", ".
 // maxUnit bounds the name of a unit (UNIT_NAME_MAX in systemd).
 const maxUnit = 256
 
-// unitOf returns the deepest unit that a group belongs to, and the path of the unit's group. A slice counts only for
-// its own group, because groups below it that are in no other unit were not created by systemd.
+// unitOf returns the unit that a group belongs to, and the path of the unit's group: the deepest unit that is not a
+// slice or, if there is none, the slice whose own group it is. Groups below a slice that are in no other unit were not
+// created by systemd.
 func unitOf(group string) (unit, top string) {
 	for at := 0; at < len(group); {
 		element, _, _ := strings.Cut(group[at+1:], "/")

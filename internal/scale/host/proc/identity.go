@@ -52,7 +52,7 @@ func (f FS) Identify() (Identity, error) {
 	return Identity{PID: pid, Start: p.Start, Namespace: namespace}, nil
 }
 
-// Fate is what is known about an identified process.
+// Fate says whether an identified process is running.
 type Fate int
 
 // The fates. A process that is not visible from here is Unknown, because it may be alive.

@@ -247,7 +247,7 @@ func entryPID(name []byte) int {
 	return pid
 }
 
-// PIDs returns all processes.
+// PIDs returns the PIDs of all processes.
 func (f FS) PIDs() ([]int, error) {
 	entries, err := f.Entries(nil, make([]byte, 32<<10))
 	if err != nil {
@@ -306,8 +306,9 @@ func (f FS) Cmdline(pid int) ([]string, error) {
 // Getenv returns the value of a variable in the environment that a process was started with; has is false if there is
 // no such variable. For a kernel thread, and for a process that has ended or is about to, it returns no variable or
 // ErrGone, depending on the kernel. A process that calls execve has no environment for a moment. Getenv then waits, for
-// a second at most and no longer than patience, from which it subtracts the time waited. After that it returns an
-// error, or no variable if the process may simply have none. Any process can make itself appear to be in this state.
+// a second at most and no longer than patience. If there is still no environment, Getenv subtracts the time waited from
+// patience and returns an error, or no variable if the process may simply have none. Any process can make itself appear
+// to be in this state.
 //
 // At most 10 ms between two attempts count as waited: if the whole machine stood still, as virtual ones do for
 // seconds, the process had no time to run either.

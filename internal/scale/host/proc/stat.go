@@ -31,7 +31,7 @@ func (s Stat) Busy() float64 { return s.User + s.Nice + s.System + s.IRQ + s.Sof
 // Waiting returns the time during which the CPUs were idle or waited for a disk.
 func (s Stat) Waiting() float64 { return s.Idle + s.IOWait }
 
-// Elapsed is what the CPUs did between two readings, in seconds.
+// Elapsed holds what the CPUs did between two readings, in seconds.
 type Elapsed struct {
 	User, System, IRQ, Softirq, Steal float64 // of all CPUs; User contains nice
 	Idle                              float64 // of the CPUs that were online at both readings, including iowait
@@ -41,7 +41,7 @@ type Elapsed struct {
 	Moved    []int // the CPUs that went offline or came online, by number
 }
 
-// Since returns what passed between an earlier reading and this one, which are the given number of seconds apart.
+// Since returns what the CPUs did between an earlier reading and this one, which are the given number of seconds apart.
 //
 // The kernel's totals of busy time stay valid when a CPU goes offline or comes back. Its total of idle time does not:
 // for a CPU that is online it comes from one clock, and for one that is offline from another (get_idle_time in

@@ -11,7 +11,7 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Whose is what the path of a control group shows about its owner.
+// Whose holds what the path of a control group shows about the group's owner.
 type Whose struct {
 	ID      string // of a container or sandbox, checked by validID; empty if the path contains none
 	IDGroup string // path of the group with the id
@@ -27,8 +27,8 @@ func WhoseIs(group string) Whose {
 	return Whose{ID: w.id, IDGroup: w.idPath, Pod: w.pod, PodPath: w.podPath, Place: w.place, Engine: w.engine}
 }
 
-// About is what the files of runtimes and engines say about a container. The text is unmodified and untrusted, because
-// others may have written it.
+// About holds what the files of runtimes and engines say about a container. The text is unmodified and untrusted,
+// because others may have written it.
 type About struct {
 	Sandbox   string // id of the container that holds its pod open
 	IsSandbox bool   // it is that container, or the virtual machine that stands for a pod

@@ -463,7 +463,7 @@ func (a *assembly) describe() {
 	s := a.s
 	ids, claimed, containers, literal := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	engineOf, driverOf := "", ""
-	var runtimes [2]string // the first found by command lines, the second by groups
+	var runtimes [2]string // the runtime according to command lines, and according to groups
 	for _, k := range a.members {
 		for _, w := range a.g.locations(k) {
 			if w.key() == "" || a.g.find(w.key()) != a.root {

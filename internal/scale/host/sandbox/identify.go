@@ -118,14 +118,14 @@ func (w *where) apply(r *pathRule, element, upTo string) {
 	w.flavour, w.driver = cmp.Or(r.Flavour, w.flavour), cmp.Or(r.Driver, w.driver)
 }
 
-// command is how a process was started.
+// command describes how a process was started.
 type command struct {
 	comm, exe string
 	args      []string
 	kernel    bool
 }
 
-// claim is what a command line says about its process. The zero value says nothing.
+// claim holds what a command line says about its process. The zero value says nothing.
 type claim struct {
 	rule      *processRule
 	id        string // of a sandbox, or of a container of one

@@ -6,7 +6,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Launch is how Tare itself runs containers in a runtime (internal/sandboxes), with the command line of runc.
+// Launch describes how Tare itself runs containers in a runtime that has runc's command line (internal/sandboxes).
 type Launch struct {
 	Program string // in PATH or beside the tare binary; also the runtime's name in specs
 	Title   string // description, if Program does not say it
@@ -22,7 +22,7 @@ type Launch struct {
 	configure func(v param.Values, overhead string) Config
 }
 
-// Config is how a container is started.
+// Config holds the arguments and annotations with which a container is started.
 type Config struct {
 	Args        []string // arguments of the runtime itself, before the name of each command
 	Annotations map[string]string

@@ -18,7 +18,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Options configures a Reader. The zero value is the machine that we run on.
+// Options configures a Reader. The zero value stands for the machine that this process runs on.
 type Options struct {
 	Root string // prepended to /proc, /sys and /run; for trees of test files
 	// RuntimeRoots are directories passed to a runtime as --root, in addition to the usual ones. A container of runc or
@@ -63,7 +63,7 @@ const (
 	maxProcesses    = 1 << 18
 )
 
-// known is what is known about one process.
+// known holds what a Reader knows about one process.
 type known struct {
 	proc.Process
 	inode    uint64
@@ -265,7 +265,7 @@ func (r *Reader) concerns(k *known) bool {
 	return r.known[k.PPID] != nil && r.known[k.PPID].process != nil
 }
 
-// identify reads everything about a process; false if it is gone.
+// identify reads everything about a process. It returns false if the process is gone.
 func (r *Reader) identify(k *known, pid int) bool {
 	p, err := r.fs.Process(pid)
 	if err != nil || !p.Alive() {

@@ -104,10 +104,11 @@ type Process struct {
 	CPUNs       *uint64  // CPU time used so far, including all threads, in nanoseconds; nil if it could not be read
 }
 
-// Pod is what is known about a sandbox's pod; empty outside Kubernetes.
+// Pod identifies a sandbox's pod; its fields are empty outside Kubernetes, or if unknown.
 type Pod struct{ UID, Namespace, Name string }
 
-// Overhead is what was declared for a sandbox (podFixed of its RuntimeClass), as far as this machine knows.
+// Overhead is the overhead that was declared for a sandbox (podFixed of its RuntimeClass), as far as this machine
+// knows.
 type Overhead struct {
 	MemoryBytes uint64
 	Source      string // where it was read

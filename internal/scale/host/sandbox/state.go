@@ -13,7 +13,7 @@ import (
 	"tare/internal/lib/files"
 )
 
-// state is what runtimes keep about one container or sandbox.
+// state holds what runtimes and engines keep about one container or sandbox.
 type state struct {
 	About
 	id                       string // of the container or sandbox
@@ -24,8 +24,8 @@ type state struct {
 	overheadKey              string
 }
 
-// role is what state says about a process. A process with a start time other than start has reused the PID; start is 0
-// if state does not contain it.
+// role holds what state says about a process. A process with a start time other than start has reused the PID; start is
+// 0 if state does not contain it.
 type role struct {
 	component Component
 	start     uint64
@@ -120,7 +120,7 @@ func escapeGlob(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
 }
 
-// read reads one file; nil if it cannot be read or parsed: a container may disappear at any time.
+// read reads one file. It returns nil if the file cannot be read or parsed: a container may disappear at any time.
 func (r *stateRule) read(id, file string) *state {
 	s := r.about(id)
 	if r.parse == nil {

@@ -8,7 +8,8 @@ import (
 	"sync"
 )
 
-// runtime holds what is known about a runtime of containers or virtual machines. Each has a file that registers it.
+// runtime holds what is known about a runtime of containers or virtual machines. Each runtime has a file that registers
+// it.
 type runtime struct {
 	Name string
 
@@ -33,7 +34,7 @@ type runtime struct {
 	Launch *Launch // nil: Tare itself runs no containers in it
 }
 
-// engine holds what is known about an engine, which starts runtimes. Each has a file that registers it.
+// engine holds what is known about an engine, which starts runtimes. Each engine has a file that registers it.
 type engine struct {
 	Name   string
 	Paths  []pathRule
@@ -228,7 +229,7 @@ type stateFiles struct {
 	// File is below each directory. It contains {id}, and {sandbox} for the name of a sandbox; without {id} it is one
 	// file for all.
 	File     string
-	Anywhere bool // the runtime has a flag for another directory; File is then directly below it if a StateFlag names it
+	Anywhere bool // the runtime has a flag, such as runc's --root, that names another directory to use instead of Dirs
 	Flavour  string
 	Parse    parseState // nil: only the file's existence matters
 }

@@ -79,7 +79,7 @@ type folded struct {
 // maxKept bounds the intervals, and the spans, that are kept individually while a window is open.
 const maxKept = 4 * ledger.MaxStalls
 
-// Account is what a witness saw in a window.
+// Account holds what a witness saw in a window.
 type Account struct {
 	Noise  ledger.Noise
 	Stolen float64 // seconds in the window, over all CPUs
@@ -147,8 +147,8 @@ func (w *Witness) Drain(seen func(Look)) error {
 
 func text(b []byte) string { return unix.ByteSliceToString(b) }
 
-// compact drops the shortest intervals and spans if there are too many, but none of the last second, in which a window
-// may still end.
+// compact drops the shortest intervals and spans if there are too many, but no interval of the last second, in which a
+// window may still end.
 func (w *Witness) compact() {
 	if len(w.looks) > maxKept {
 		recent := w.looks[len(w.looks)-1].Now - int64(time.Second)

@@ -34,7 +34,7 @@ import (
 	"tare/internal/scale/host/perf"
 )
 
-// Source is where stolen time is read from.
+// Source says where stolen time is read from.
 type Source string
 
 // The sources.
