@@ -50,8 +50,8 @@ func partOf(a, b, from, to int64) float64 {
 	return float64(max(min(b, to)-max(a, from), 0)) / float64(b-a)
 }
 
-// idleStolen bounds how much of the stolen time the kernel also counts as idle. Both lie in the same interval, so they
-// overlap by at least the excess of their sum over it, and by at most the shorter of the two.
+// idleStolen bounds how much of the stolen time the kernel also counts as idle. Stolen and idle time lie in the same
+// interval, so they overlap by at least the excess of their sum over its length, and by at most the shorter of the two.
 func (l Look) idleStolen() (lo, hi int64) {
 	hi = min(l.Stolen, l.Idle)
 	lo = min(max(l.Stolen+l.Idle-(l.Now-l.Last), 0), hi)
