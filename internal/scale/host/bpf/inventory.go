@@ -35,9 +35,9 @@ type Options struct {
 	WithoutIterators bool
 	// Proc is where procfs is mounted; /proc if empty. Holders and mounts are read from there.
 	Proc string
-	// Types holds the kernel's types, if already read: reading them is most of the cost of Open. nil: Open reads them.
+	// Types holds the kernel's types, if already read. If it is nil, Open reads them, which is most of the cost of Open.
 	Types *btf.Cache
-	// Iterators are shared with other inventories, and outlive this one. nil: the inventory has its own.
+	// Iterators are shared with other inventories, and outlive this one. If it is nil, the inventory loads its own.
 	Iterators *Iterators
 }
 

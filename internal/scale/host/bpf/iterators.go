@@ -41,8 +41,8 @@ type Iterators struct {
 	shared   *ebpf.Map // state of the files program: sample descriptors, and the file operations learned from them
 }
 
-// load loads whichever of the two programs work here, unless that has been done. types are the kernel's; nil: load
-// reads them.
+// load loads whichever of the two programs work here, unless that has been done. types are the kernel's types; if it is
+// nil, load reads them.
 func (it *Iterators) load(types *btf.Cache) {
 	if it.loaded {
 		return

@@ -24,7 +24,7 @@ type Mount struct {
 	ReadOnly bool     // applies to this mount
 }
 
-// Read returns the mounts of this process in the order of mountinfo. proc is where procfs is mounted; empty: /proc.
+// Read returns the mounts of this process in the order of mountinfo. proc is where procfs is mounted; /proc if empty.
 func Read(proc string) ([]Mount, error) {
 	text, err := os.ReadFile(filepath.Join(cmp.Or(proc, "/proc"), "self/mountinfo"))
 	if err != nil {

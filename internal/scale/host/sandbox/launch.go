@@ -13,7 +13,7 @@ type Launch struct {
 	Install string // how to install it
 	Own     bool   // it is a command of the tare binary, which reports missing rights itself
 
-	// Main is the component of the process that the runtime reports as its container's; empty: the application.
+	// Main is the component of the process that the runtime reports as its container's; empty if that is the application.
 	Main Component
 
 	// Settings are the subject's settings for this runtime.
@@ -30,7 +30,7 @@ type Config struct {
 }
 
 // Config returns the configuration for a subject's settings. overhead is a control group outside the pod for the
-// sandbox's overhead; empty: everything is in the pod.
+// sandbox's overhead. If it is empty, everything is in the pod.
 func (l *Launch) Config(v param.Values, overhead string) Config {
 	if l.configure == nil {
 		return Config{}

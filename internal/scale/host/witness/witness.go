@@ -50,7 +50,7 @@ const DefaultHz = perf.DefaultHz
 // Options configures a witness. The zero value has sensible defaults.
 type Options struct {
 	// Leaders are the events of a sampler, by CPU. The witness joins them: it is switched on and off with them, and its
-	// looks happen in the same interrupts, so an idle CPU is woken only once. Empty: the witness is independent.
+	// looks happen in the same interrupts, so an idle CPU is woken only once. Without leaders, the witness is independent.
 	Leaders map[int]int
 	// LeaderPeriod is the time between two samples of the leaders. The witness looks at each sample, or at every second,
 	// third, ... if they are frequent.
