@@ -11,8 +11,8 @@ import (
 type Usage struct {
 	Capacity, Idle, User, System, Softirq, IRQ, Steal float64
 
-	// IdleStolen is the part of Steal that is in Idle as well, and IdleStolenError how far off it may be; nil without a
-	// witness.
+	// IdleStolen is the part of Steal that Idle contains as well. It is off by at most IdleStolenError. Both are nil
+	// without a witness (package witness).
 	IdleStolen, IdleStolenError *float64
 
 	Groups float64 // CPU time of every group below the root
@@ -25,18 +25,18 @@ type Usage struct {
 	InGroup   bool    // this process is in a group below the root
 
 	// IRQTime reports whether the kernel keeps interrupts out of tasks' CPU time (CONFIG_IRQ_TIME_ACCOUNTING). If so,
-	// Softirq and IRQ hold the time of all interrupts. Otherwise the time of an interrupt on top of a task is part of the
-	// task's, and only that of interrupts on idle CPUs is separate: IdleInterrupts, estimated from samples and nil without
-	// them.
+	// Softirq and IRQ hold the time of all interrupts. Otherwise an interrupt counts as CPU time of the task that it
+	// interrupts, and only interrupts on idle CPUs are separate: IdleInterrupts is their time, estimated from samples; it
+	// is nil without samples.
 	IRQTime        bool
 	IdleInterrupts *float64
 
 	BPF []BPFTime
 	// NotSplit is run time that samples could not place. It ran inside the other parts, in unknown proportions.
 	NotSplit float64
-	// NoBPF, NoRoot and NoKernel mark a part as unknown, which then has no line. eBPF time stays on the lines of the parts
-	// in which the programs ran. CPU time of the root group is then unexplained. That of kernel threads is on the line of
-	// the root group, or unexplained.
+	// NoBPF, NoRoot and NoKernel mark a part as unknown, so that it gets no line. With NoBPF, eBPF time stays on the lines
+	// of the parts in which the programs ran. With NoRoot, CPU time of the root group is unexplained. With NoKernel, CPU
+	// time of kernel threads is on the line of the root group, or unexplained.
 	NoBPF, NoRoot, NoKernel bool
 }
 
@@ -72,7 +72,7 @@ const (
 	MethodCounted = "counted"
 	MethodSampled = "sampled"
 	MethodBoth    = "counted, split by samples"
-	MethodNone    = "not split" // for eBPF time of which nothing could be split: it is not 0, but on the other lines
+	MethodNone    = "not split" // no eBPF time could be split, so all of it is on other lines
 )
 
 // Budget closes the CPU budget: each second of CPU time is on one line. eBPF time that could be split is moved from
@@ -103,7 +103,7 @@ func Budget(u Usage) CPU {
 	}
 	for _, b := range u.BPF {
 		switch {
-		case u.IRQTime && b.Where == InRoot && b.Context != Task: // in ksoftirqd, a softirq is in the thread's time
+		case u.IRQTime && b.Where == InRoot && b.Context != Task: // ksoftirqd's CPU time includes its softirqs
 			take(b.Seconds, &interrupts, &ksoftirqd)
 		case b.Where == InIdle || u.IRQTime && b.Context != Task:
 			take(b.Seconds, &interrupts)

@@ -215,8 +215,8 @@ func (s *sum) value() *int64 {
 	return new(max(s.n, 0))
 }
 
-// knownPart returns the sum of the parts that are known; nil if there are parts and none is known. If all are known it
-// may be negative. If some are not, it is at least 0: what is subtracted may be in an unknown part.
+// knownPart returns the sum of the known parts; nil if there are parts but none is known. The result may be negative
+// if all parts are known. Otherwise it is at least 0, because what was subtracted may belong to an unknown part.
 func (s *sum) knownPart() *int64 {
 	switch {
 	case s == nil:
@@ -243,7 +243,8 @@ type settlement struct {
 	unsplit, placed int64  // run time of tare's programs: the part that samples could not place, and the rest
 	unsplitMost     int64  // unsplit, if as little as possible of it was stolen
 	bpfUnknown      string // why the run time of tare's programs is unknown; empty if it is known
-	// By workload, run time of tare's programs in its groups: inside is contained in their CPU time, apart is not.
+	// inside and apart hold, by workload, the run time of tare's programs in the workload's groups. The CPU time of these
+	// groups contains inside, but not apart.
 	inside, apart map[string]int64
 	bounds        map[string]Interval
 	tareApart     map[Charged]int64 // run time in tare's own groups that is not in their CPU time

@@ -34,7 +34,7 @@ type Component struct {
 }
 
 // Accrued returns what to add to totals over many ledgers, in nanoseconds: the CPU time and the eBPF run time of the
-// component, without single groups and programs for which they are unknown. If the CPU time of a group is unknown, for
+// component. They leave out the groups and programs whose time is unknown. If the CPU time of a group is unknown, for
 // example because the group was removed in the window, it stays in the component of the group above, whose counter
 // includes it. The components therefore add up to CPU.Attributed in any case. The CPU time of the empty charge may be
 // negative, because counters are not read at the same instant. A value is nil if all of it is unknown. For a component

@@ -20,9 +20,9 @@ type View struct {
 // part.
 //
 // The window runs from the earliest start to the latest end, and its length is the mean length of the machines'
-// windows, so rates are off by at most the relative difference of these lengths. Noise is left out because its times
-// are on each machine's own clock, and so is what each machine derives (workloads, tare, components, sandboxes). Settle
-// derives workloads and tare again.
+// windows, so rates are off by at most the relative difference of these lengths. The result has no Noise, because its
+// times are on each machine's own clock, and no components or sandboxes. Join calls Settle to derive workloads and tare
+// again.
 //
 // The result shares memory with the views, which must not be used afterwards.
 func Join(views []View) *Ledger {
@@ -130,7 +130,7 @@ func (c *CPU) join(o *CPU) {
 		*to += of
 	}
 	if (c.IdleStolen == nil) != (o.IdleStolen == nil) {
-		// A machine that does not know its stolen idle time counts it as idle, so the sum still closes with 0 for it.
+		// A machine that does not know its stolen idle time counts that time as idle, so adding 0 keeps the budget closed.
 		c.IdleStolen = new(known.Or(c.IdleStolen, 0) + known.Or(o.IdleStolen, 0))
 	} else {
 		addTo(o.IdleStolen, &c.IdleStolen)

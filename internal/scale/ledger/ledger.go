@@ -92,7 +92,7 @@ type CPU struct {
 	// is too low by the unknown part.
 	IdleStolen      *float64 `json:"idle_stolen_seconds"`
 	IdleStolenError *float64 `json:"idle_stolen_error_seconds"`
-	// ChargedStolen bounds how much of a negative remainder can be stolen time that the kernel also charged to tasks.
+	// ChargedStolen bounds how much of a negative Unexplained can be stolen time that the kernel also charged to tasks.
 	// Since Linux 6.14 (5.15.179 of the stable kernels) the clock of tasks forgets stolen time that it sees late
 	// (update_rq_clock_task in kernel/sched/core.c). The kernel's ticks do not forget it (account_steal_time in
 	// kernel/sched/cputime.c), so ChargedStolen is at most the excess of Attributed over the ticks, and at most the time
@@ -101,8 +101,8 @@ type CPU struct {
 	// Root is the CPU time of the root group without the groups below it: of its processes and of kernel threads, before
 	// eBPF time is moved to its line. nil if unknown.
 	Root *float64 `json:"root_seconds,omitempty"`
-	// Part is the CPU time of all visible control groups, if those are only some of the machine's, as in a node that is a
-	// container. What ran outside them is unexplained. nil if all are visible, or if this is unknown.
+	// Part is the CPU time of all visible control groups if others are not visible, as in a node that is a container. What
+	// ran outside the visible groups is unexplained. nil if all are visible, or if the CPU time is unknown.
 	Part *float64 `json:"part_seconds,omitempty"`
 }
 
@@ -136,10 +136,10 @@ const (
 
 // The methods of a program's stolen time.
 const (
-	// StolenWitnessed: from the samples taken when the CPU came back, which found the program running.
+	// StolenWitnessed counts the stalls after which a sample, taken as the CPU came back, found the program running.
 	StolenWitnessed = "witnessed"
-	// StolenProportion: samples rarely see the program because it runs with interrupts off. Stalls are assumed to hit the
-	// unseen part as often as everything else that ran.
+	// StolenProportion is for programs that samples rarely see because they run with interrupts off. It assumes that
+	// stalls hit the unseen part of the run time as often as everything else that ran.
 	StolenProportion = "proportion"
 )
 
@@ -171,7 +171,8 @@ type Program struct {
 	StolenMethod  string    `json:"stolen_method"` // StolenWitnessed or StolenProportion; empty if StolenSeconds is nil
 	MapIDs        []uint32  `json:"map_ids"`
 	Own           bool      `json:"own"` // it belongs to the measuring process, and its cost is in Self
-	// Unloaded: it went away during the window. RunCount and RunSeconds are nil if they were read only at the start.
+	// Unloaded reports whether the program was unloaded during the window. RunCount and RunSeconds are then nil if they
+	// were read only at the start.
 	Unloaded bool `json:"unloaded"`
 }
 
@@ -201,9 +202,9 @@ type Share struct {
 	Note    string  `json:"note,omitempty"` // why it could not be split; empty otherwise
 }
 
-// split returns the run time of the program in nanoseconds, without stolen time, and calls part with each share,
-// scaled likewise. The bounds of a share are those of samples and of stolen time together. The upper bound of a share
-// without a cgroup is all of it. known is false if the run time is unknown.
+// split returns the run time of the program in nanoseconds, without stolen time. It calls part with each share, from
+// which stolen time has been removed as well. The bounds of a share allow for the errors of both samples and stolen
+// time; the upper bound of a share without a cgroup is the whole share. known is false if the run time is unknown.
 func (p *Program) split(part func(s Share, ns int64)) (ran int64, known bool) {
 	seconds, known := p.RanSeconds()
 	if !known {
@@ -281,7 +282,7 @@ type Cgroup struct {
 	// CPUSeconds is nil, as are the throttling counters, if the group was made before the window but found only during it.
 	// For the root of a v2 machine it is the CPUs' user, system and interrupt time, not the CPU time of tasks.
 	CPUSeconds *float64 `json:"cpu_seconds"`
-	// CPUReset: the group's CPU counter went backwards during the window, so CPUSeconds is nil.
+	// CPUReset reports whether the group's CPU counter went backwards during the window; CPUSeconds is then nil.
 	CPUReset bool `json:"cpu_reset,omitempty"`
 	// BPFSeconds is eBPF run time in this group and its descendants, in every context, as far as it could be split. The
 	// true value is at most CPU.BPFUnsplit higher. nil if programs ran and none of their time could be split.
@@ -291,7 +292,8 @@ type Cgroup struct {
 	ThrottledPeriods *uint64  `json:"throttled_periods"`
 	Periods          *uint64  `json:"periods"`
 	Memory           *Memory  `json:"memory"`
-	// Vanished: it went away during the window. Counters are nil if they were read only at the start.
+	// Vanished reports whether the group was removed during the window. Counters are then nil if they were read only at
+	// the start.
 	Vanished bool `json:"vanished,omitempty"`
 	// Began is the latest time at which the group can have been created, in seconds from the start of the window; nil if
 	// it is older than the window.
@@ -384,7 +386,7 @@ type Self struct {
 	// in which the kernel walked their page tables. Both are nil, and left out, if sandboxes were not measured.
 	SandboxSeconds *float64 `json:"sandbox_seconds,omitempty"`
 	SmapsSeconds   *float64 `json:"smaps_seconds,omitempty"`
-	Samples        int      `json:"samples"` // in kernel mode: no eBPF program runs in user mode
+	Samples        int      `json:"samples"` // only those in kernel mode, where eBPF programs run
 	SamplesLost    uint64   `json:"samples_lost"`
 }
 

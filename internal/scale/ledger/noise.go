@@ -20,13 +20,13 @@ type Noise struct {
 	LongestSeconds float64    `json:"longest_stall_seconds"`
 	Stalls         []Stall    `json:"stalls"`         // the longest MaxStalls, in order of time
 	StallsOmitted  int        `json:"stalls_omitted"` // shorter ones that are not listed
-	Occupied       []Stall    `json:"occupied"`       // times when a task held a CPU without a break; bounded likewise
+	Occupied       []Stall    `json:"occupied"`       // the longest MaxStalls times in which one task held a CPU throughout
 	OccupiedMissed int        `json:"occupied_omitted"`
 	Busiest        []Occupant `json:"busiest"` // by CPU time seen at the witness's looks, largest first
 	// Late counts looks that came late although nothing was stolen: interrupts were off.
 	Late int `json:"late_looks"`
-	// LongestLate is the longest delay of these, in seconds, as an upper bound. It is never taken for noise, because the
-	// subject may be the cause.
+	// LongestLate is an upper bound on the longest delay of a late look, in seconds. Such delays never count as noise,
+	// because the subject may be their cause.
 	LongestLate float64 `json:"longest_late_seconds"`
 }
 
@@ -36,13 +36,13 @@ const MaxStalls = 4096
 // Stall is a stretch of time on one CPU during which tasks that wanted to run there could not.
 type Stall struct {
 	CPU int `json:"cpu"`
-	// The stall lies between From and To, the looks of the witness before and after it.
-	From int64 `json:"from_ns"`
-	// For an occupant, From and To are the looks before the first and after the last that saw it.
+	// From and To are the times of the witness's last look before the stall and of its first look after the stall. For an
+	// occupant, they are those of the last look before the occupant was seen and of the first look that no longer saw it.
+	From    int64   `json:"from_ns"`
 	To      int64   `json:"to_ns"`
 	Seconds float64 `json:"seconds"` // how long the CPU was away in that time, at most To - From
 	Cause   Cause   `json:"cause"`
-	// Idle: the CPU was idle when it was taken away, so the kernel counts the time as idle as well.
+	// Idle reports whether the CPU was idle when it was taken away, so that the kernel counts the time as idle as well.
 	Idle   bool   `json:"idle"`
 	PID    int    `json:"pid,omitempty"`    // of an occupant
 	Comm   string `json:"comm,omitempty"`   // of an occupant

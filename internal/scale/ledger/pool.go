@@ -49,7 +49,8 @@ type pool struct {
 	workloads map[string]*pooled
 }
 
-// place is where a program of tare ran, as the account of a workload distinguishes it. The zero place is in no account.
+// place is where a program of tare ran, as far as a workload's account distinguishes it. Run time in the zero place
+// belongs to no account.
 type place struct {
 	workload string
 	part     placePart

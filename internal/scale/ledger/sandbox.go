@@ -2,13 +2,13 @@ package ledger
 
 import "tare/internal/lib/known"
 
-// Sandbox is a container, a pod, or a virtual machine that stands for one: what its processes use, the groups that the
+// Sandbox is a container, a pod, or a virtual machine that acts as one: what its processes use, the groups that the
 // kernel charges, and its declared overhead.
 //
-// It has two accounts of memory, which must not be added up. Components hold resident memory of processes as PSS: a
-// page that several share is divided among them, so sums count it once. Groups hold what the kernel charges: page
-// cache and kernel memory are included, and whoever touched a page first pays for it. gross = net + tare holds for
-// PSS.
+// It has two accounts of memory, which must not be added up. Components hold the processes' resident memory as PSS
+// (proportional set size): a page that several processes share is divided among them, so sums count it once. Groups
+// hold what the kernel charges: this includes page cache and kernel memory, and a page is charged to the group that
+// touched it first. gross = net + tare holds for PSS.
 type Sandbox struct {
 	ID          string      `json:"id"`
 	Pod         *SandboxPod `json:"pod"`            // nil outside Kubernetes
@@ -80,7 +80,7 @@ type SandboxComponent struct {
 	Processes int            `json:"processes"`
 	Threads   int            `json:"threads"`     // threads in processes of another component
 	CPU       *float64       `json:"cpu_seconds"` // nil if unknown
-	Memory    *SandboxMemory `json:"memory"`      // nil if not read, and for threads, which share their process's
+	Memory    *SandboxMemory `json:"memory"`      // nil for threads, which share a process's memory, or if not read
 }
 
 // SandboxContainer is what one container of a sandbox uses.
@@ -111,8 +111,8 @@ func (m *SandboxMemory) Add(o *SandboxMemory) {
 	m.Anon, m.File, m.Shmem = known.Sum(m.Anon, o.Anon), known.Sum(m.File, o.File), known.Sum(m.Shmem, o.Shmem)
 }
 
-// SandboxGroup is a control group that some of a sandbox is charged to. CPU and Memory are nil if the group does not
-// belong to this sandbox alone, or is within another listed group.
+// SandboxGroup is a control group to which the kernel charges part of a sandbox. CPU and Memory are nil if the group
+// does not belong to this sandbox alone, or is within another listed group, whose path is then in Within.
 type SandboxGroup struct {
 	Path      string   `json:"path"`
 	Place     string   `json:"place"`

@@ -65,8 +65,8 @@ func (t *Tree) Own(counter func(*Cgroup) *int64) []*int64 {
 	return own
 }
 
-// OwnCPU returns what Own returns for the CPU time, in nanoseconds, of the groups in a tree of the ledger's groups. If
-// the root counts CPUs (see CountsCPUs), its value is the CPU time of its tasks instead.
+// OwnCPU returns what t.Own returns for CPU time, in nanoseconds. t must be a tree of the ledger's groups. If the root
+// group counts CPUs (see CountsCPUs), its value is the CPU time of its tasks instead.
 func (l *Ledger) OwnCPU(t *Tree) []*int64 {
 	own := t.Own((*Cgroup).CPUNanoseconds)
 	for i := range l.Cgroups {

@@ -6,7 +6,7 @@ import (
 )
 
 // Counts holds whole numbers, such as runs, for the keys of a Ranked: a key has a separate number as long as it has a
-// separate total there, and all other keys share one. As with totals, the sum of the keys, the rest and the ended ones
+// separate total there, and all other keys share one. As with totals, the sum of all numbers, including Rest and Gone,
 // never decreases.
 type Counts[K comparable] struct {
 	beside     *Ranked[K]

@@ -43,13 +43,13 @@ func (d Duty) Factor() float64 {
 	return float64(d.Every) / float64(d.On)
 }
 
-// next returns when the next cycle begins, and when statistics are switched on in it. The current cycle began at cycle,
-// and statistics were last switched on at since; draw returns a random duration below its argument. All times of the
-// cycle are equally likely, including the last ones, from which statistics stay on into the following cycle. If some
-// times were excluded, what happens once per cycle, such as a job every minute, would be seen too often or too seldom.
+// next returns when the next cycle begins, when statistics are switched on in it, and how many cycles were skipped
+// because the process was stopped. Its arguments are the start of the current cycle, the time at which statistics were
+// last switched on, the present time, and a function that returns a random duration below its argument.
 //
-// A process that was stopped for longer than a cycle skips cycles. Cycles during which statistics stayed on do not
-// count as skipped.
+// All times of the cycle are equally likely, including the last ones, from which statistics stay on into the following
+// cycle. If some times were excluded, what happens once per cycle, such as a job every minute, would be seen too often
+// or too seldom. Cycles during which statistics stayed on do not count as skipped.
 func (d Duty) next(cycle, since, now time.Time, draw func(time.Duration) time.Duration) (
 	begins, on time.Time, skipped int) {
 	cycle = cycle.Add(d.Every)

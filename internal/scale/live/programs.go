@@ -70,7 +70,7 @@ func (p *phases) scalingError(d Duty) (float64, bool) {
 	}
 	f := d.Factor()
 	variance := float64(p.n) * f * f * (1 - 1/f) * p.squares / float64(2*(p.n-1))
-	// Neighbouring differences overlap, so they have two thirds of the degrees of freedom of as many independent draws.
+	// Neighbouring differences overlap, so n of them have two thirds of the degrees of freedom of n independent draws.
 	sampled := interval.Student(2*float64(p.n-1)/3, attribution.Confidence) * math.Sqrt(variance)
 	return sampled + f*max(p.now, p.last), true // the sum includes all or nothing of the current cycle
 }
@@ -158,8 +158,8 @@ func (t *Totals) addPrograms(l *ledger.Ledger, factor float64) {
 // Missed counts eBPF programs with run time that is in no total: the kernel drops a program's statistics when it is
 // unloaded.
 type Missed struct {
-	// Unloaded counts known programs that were unloaded. The run time since the last reading before that is unknown, at
-	// most the time between two readings on each CPU.
+	// Unloaded counts known programs that were unloaded. How long such a program ran after its last reading is unknown,
+	// but on each CPU it is at most the time between two readings.
 	Unloaded uint64
 	// Unseen counts programs that were loaded and unloaded between two readings. The kernel assigns ids in sequence
 	// (bpf_prog_alloc_id in kernel/bpf/syscall.c), so each id that no reading saw is one of them. Ids above the newest

@@ -40,7 +40,7 @@ type ranked struct {
 	recent float64 // ns, with older time fading: decides which keys are the biggest
 }
 
-// NewRanked returns a Ranked that keeps at most that many totals; 0 is no limit.
+// NewRanked returns a Ranked that keeps separate totals for at most the given number of keys; 0 is no limit.
 func NewRanked[K comparable](most int) *Ranked[K] {
 	return &Ranked[K]{most: most, rows: map[K]*ranked{}}
 }

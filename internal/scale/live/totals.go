@@ -23,9 +23,10 @@ type Place struct {
 
 // Options configures Totals. The zero value names no groups and has no limit.
 type Options struct {
-	// Name returns the place of a control group; nil: each group is one.
+	// Name returns the place of a control group. If it is nil, each group is a separate place.
 	Name func(path string) Place
-	// Most limits the series of each kind of total: the biggest have one each, and all others share one. 0 is no limit.
+	// Most limits the number of separate totals of each kind: the biggest keys have one each, and all others share one. 0
+	// is no limit.
 	Most int
 	// Duty is that of the Scale. Run time of eBPF programs is scaled up by its factor.
 	Duty Duty
@@ -205,7 +206,7 @@ func (t *Totals) CountedTwice() float64 { return seconds(t.twice) }
 // two readings of all counters took.
 func (t *Totals) Ahead() float64 { return seconds(t.ahead) }
 
-// components adds what components have used. factor is that of the run time of eBPF programs.
+// components adds what components have used. It multiplies the run time of eBPF programs by factor.
 func (t *Totals) components(l *ledger.Ledger, factor float64) {
 	cpu, run := map[ledger.Charged]int64{}, map[ledger.Charged]int64{}
 	for i := range l.Components {
@@ -270,7 +271,7 @@ const renewal = 64
 // groupWork is the working memory of groups and Memory, reused in the next tick.
 type groupWork struct {
 	order            []int
-	used             []int64 // this field and those up to around are indexed by the number of a place
+	used             []int64 // by number of a place, as are the fields below, down to around
 	counted, unknown []bool
 	listed           []bool // the place has a total
 	bytes            []int64

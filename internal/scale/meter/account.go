@@ -43,7 +43,7 @@ func (a *account) warn(code, format string, args ...any) {
 	a.warnings = append(a.warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
-// unread warns of groups that could not be read. What they used is on no line except those of their ancestors.
+// unread warns of groups that could not be read. What they used is counted only with their ancestors.
 func (a *account) unread() {
 	const named = 3
 	all := a.m.groups.Unread()
@@ -252,9 +252,9 @@ func (a *account) unsure(known map[uint32]bool) {
 
 func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	runs, ns := p.RunCount-before.RunCount, p.RunNs-before.RunNs
-	// Others may have enabled statistics, but for an unknown part of the window. The counters of a program that was
-	// unloaded during the window were last read when the window opened or, by readSlow of the window before, shortly
-	// afterwards, so how long it ran after that is unknown.
+	// If this meter does not count, statistics may still have been enabled by others, but for an unknown part of the
+	// window. The counters of a program that was unloaded during the window were last read when the window opened or, by
+	// readSlow of the window before, shortly afterwards, so how long it ran after that is unknown.
 	counted := !a.m.uncounted && !p.Vanished
 	if !counted {
 		runs, ns = 0, 0
@@ -489,9 +489,9 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			a.untold = a.untold || c.CPUReset
 			a.absorbed = a.absorbed || !c.CPUReset && (before.UsageNs.OK || now.UsageNs.OK)
 		}
-		// If no hierarchy counts CPU time for a group, samples are never located there: its tasks' programs count for another
-		// group. If programs ran but none of their time could be split, any of it may have been spent here, so the eBPF time
-		// of the group is unknown, not 0.
+		// If no hierarchy counts a group's CPU time, no sample is ever assigned to the group: programs that its tasks run
+		// count for another group. If programs ran but none of their time could be split, any of it may have been spent here,
+		// so the eBPF time of the group is unknown, not 0.
 		if a.found != nil && !a.m.uncounted && a.knowsPrograms() && now.UsageNs.OK && (split > 0 || unsplit == 0) {
 			t := run[g.Path]
 			if c.CPUSeconds != nil { // run time is wall time and can exceed the CPU time around it

@@ -49,11 +49,11 @@ type collector struct {
 	before, in losses // before the window, and during it
 
 	// slowed is the number of times that the sampler had been throttled before the window. blind lists the CPUs that were
-	// not sampled throughout the window.
+	// not sampled for at least a part of the window.
 	slowed uint64
 	blind  []int
 
-	next *collector // that of the next window, with the samples from c.to on; nil if there is none
+	next *collector // the next window's collector, which gets the samples from c.to on; nil if there is none
 
 	recent  map[uint32][]moment // by CPU: the latest samples that may contain a program
 	stalls  []witness.Look      // not yet matched with samples
@@ -133,10 +133,11 @@ func (c *collector) finish(to int64) error {
 	return errors.Join(c.sampler.Disable(), c.drain(), c.sum())
 }
 
-// cut ends the collector's window at the time to, and returns the collector of the next window. Sampling continues.
-// Records of programs that were loaded or unloaded since the time listed count for both collectors. For older programs,
-// the caller must call addText on the new collector. The rings still hold undrained records: the old collector drains
-// them and passes on those that belong to the new one. After that, the caller must call sum on the old collector.
+// cut ends the collector's window and returns the collector of the next window. Sampling continues. The argument to is
+// the end of the window, and listed is the time at which programs were last listed. Records of programs that were
+// loaded or unloaded after that time count for both collectors; for older programs, the caller must call addText on the
+// new collector. The rings still hold undrained records: the old collector drains them and passes on those that belong
+// to the new one. After that, the caller must call sum on the old collector.
 func (c *collector) cut(to, listed int64) *collector {
 	locator := c.locator
 	// Most of these groups and threads have gone by now, so start afresh.
@@ -300,7 +301,7 @@ type findings struct {
 	slowed         uint64 // times that the kernel throttled the sampler
 	dropped        int
 	unsure         map[uint32]bool              // programs whose samples may belong to others
-	blind          []int                        // CPUs that were not sampled throughout
+	blind          []int                        // CPUs that were not sampled for a part of the window
 	hits           map[uint32][]attribution.Hit // by program id: stalls during which it was running
 }
 

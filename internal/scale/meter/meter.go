@@ -293,7 +293,7 @@ func (m *Meter) readClosely(once func() (edge, error)) (e edge, err error) {
 
 const (
 	edgeTries = 4
-	edgeTime  = 8 * time.Millisecond // 300 groups take 1 to 3 ms, 3000 groups 15 ms
+	edgeTime  = 8 * time.Millisecond // a faster reading is never retried; 300 groups take 1 to 3 ms, 3000 groups 15 ms
 )
 
 func (m *Meter) readEdgeOnce() (e edge, err error) {
@@ -367,7 +367,8 @@ func (m *Meter) prepareTop() error {
 	return m.kernel.RefreshNew()
 }
 
-// prepare does what comes before an edge.
+// prepare does the work that precedes an edge: it reads the edge of the sandboxes, and calls the given function, which
+// finds new groups and kernel threads.
 func (w *Window) prepare(with func() error) error {
 	if w.m.sandboxes != nil {
 		w.m.sandboxes.ReadEdge()
@@ -398,9 +399,9 @@ func newWindow(m *Meter) *Window {
 func (m *Meter) Open() (*Window, error) { return m.OpenAt(context.Background(), 0) }
 
 // A window is prepared before its first edge in two steps. First sampling and the witness start. Then, as late as
-// possible, new groups and kernel threads are found, because one that appears after that is charged with all its use so
-// far. Each step is allowed twice the time that it took last, but at least the time given here, and at most mostAhead,
-// because rings fill up in the meantime.
+// possible, new groups and kernel threads are found: those that appear between this step and the edge are charged even
+// with what they use before the edge. Each step is allowed twice the time that it took last, but at least the time given
+// here, and at most mostAhead, because rings fill up in the meantime.
 const (
 	switchAhead  = 60 * time.Millisecond // it takes less than 1 ms, but 10 to 45 ms the first time
 	prepareAhead = 10 * time.Millisecond
@@ -626,9 +627,9 @@ func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.prepare(w.m.
 
 // CloseAt is Close with the second edge at the given CLOCK_MONOTONIC time in nanoseconds. On a machine with thousands
 // of control groups it takes tenths of a second to find new ones and to read all, and a window that began this only at
-// the given time would extend past what it measures. New groups are therefore found before, and reading begins earlier
-// by the time that reading took at the first edge. If the context ends first, the window is closed at once, and the
-// error is the context's cause.
+// the given time would extend past what it measures. New groups are therefore found before that time, and reading
+// begins before it by as long as the reading at the first edge took. If the context ends first, the window is closed at
+// once, and the error is the context's cause.
 func (w *Window) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	at -= int64(w.opening)
 	ended := pace.SleepUntil(ctx, at-2*int64(w.m.preparing)) // it may take longer than last time

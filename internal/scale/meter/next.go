@@ -22,8 +22,8 @@ import (
 // the next window on.
 //
 // After an error, the returned window, if any, is open, and its ledger will include what was used in the meantime. If
-// none is returned, sampling failed in a meter that must be whole: Open another window. Other meters start sampling
-// again in the next window.
+// sampling fails in a meter that must be whole, Next returns no window, and the caller may open another. Other meters
+// start sampling again in the next window.
 func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 	m := w.m
 	prepare := m.prepareTop
@@ -44,7 +44,7 @@ func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 
 	next := newWindow(m)
 	next.first, next.programs, next.watching, next.opening = last, countersOf(programs), w.watching, w.opening
-	if programs == nil { // the next window lacks the same counters, as its first
+	if programs == nil { // they would also be the next window's first counters
 		next.parts.programs.Err = w.parts.programs.Err
 	}
 	if w.collector != nil {

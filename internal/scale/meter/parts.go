@@ -169,8 +169,8 @@ func (m *Meter) openStatistics() error {
 	return nil
 }
 
-// openGroups opens the reader of control groups. A meter that need not be whole omits groups without permission to
-// read them, and each ledger names these.
+// openGroups opens the reader of control groups. A meter that need not be whole omits groups that it may not read, and
+// each ledger names these.
 func (m *Meter) openGroups() (err error) {
 	open := cgroup.NewReaderOfReadable
 	if m.whole {
@@ -270,8 +270,8 @@ func (w *Window) readMemory() error {
 
 // readInventory reads programs and maps; the result is nil if programs could not be read. Maps do not depend on the
 // counters of programs, and are read even if those could not be. If only this reading fails, the result is that of an
-// earlier one, or nil if there is none (see listed): the counters of programs were read, and what they ran must not be
-// lost.
+// earlier one, or nil if there is none (see listed): the counters of programs were read, and the run time that they show
+// must not be lost.
 func (w *Window) readInventory() (s *bpf.Snapshot, err error) {
 	if w.m.bpf == nil {
 		return nil, nil

@@ -337,8 +337,8 @@ func (ps parts) part(name string, charge ledger.Charge) *ledger.SandboxComponent
 }
 
 // counters returns the CPU time of the groups that belong to this sandbox alone and contain its application, by path.
-// It is the value in the ledger's own list of groups, and includes processes that have ended. For a virtual machine
-// there are none, as its threads may be in other groups than their process.
+// The values are those in the ledger's own list of groups, and include processes that have ended. For a virtual machine
+// the result is empty, because its threads may be in other groups than their process.
 func (e *entry) counters() map[string]*float64 {
 	all := map[string]*float64{}
 	for _, g := range e.b.Groups {
@@ -561,8 +561,8 @@ func (e *entry) explain(out *ledger.Sandbox) {
 }
 
 // groups lists the groups that the sandbox is charged to. CPU time and memory are those of the ledger's list of
-// groups, so that each group has one value. Memory of groups that are not in that list was read with the sandboxes,
-// after the window.
+// groups, so that each group has one value. Memory of groups that are not in that list was read at the sandboxes' last
+// edge.
 func (e *entry) groups(out *ledger.Sandbox) {
 	for _, g := range e.b.Groups {
 		x := ledger.SandboxGroup{Path: g.Path, Place: string(g.Place), Inside: g.Inside, Within: g.Within,

@@ -17,8 +17,8 @@ const (
 	maxProfileStacks    = 1 << 16
 	maxProfileProcesses = 1 << 13
 	maxFrames           = 1 << 20      // of all stacks together
-	maxMapped           = 64 << 20     // bytes, about, of the mappings of all processes
-	mappedPerDrain      = 1 << 20      // bytes, about, of mappings that are read in one drain
+	maxMapped           = 64 << 20     // approximate size of all processes' mappings, in bytes
+	mappedPerDrain      = 1 << 20      // approximate size of the mappings read in one drain, in bytes
 	rereadProcessAfter  = int64(100e6) // ns, the least time between two readings of a process
 )
 

@@ -16,7 +16,7 @@ type text struct {
 	lo, hi uint64  // every span lies in [lo, hi): a quick test for addresses outside BPF code
 }
 
-// span is one stretch of code. It held the program between the times from and to.
+// span is one stretch of code, and the time during which it held the program.
 type span struct {
 	start, end uint64
 	from, to   int64

@@ -57,7 +57,7 @@ type locator struct {
 type thread struct {
 	group  int32
 	maker  uint32 // the thread that created it, until its own group is read; otherwise 0
-	readAt int64  // when group was read; 0 if inherited
+	readAt int64  // when reading the group was last tried, in ns; 0 if never
 }
 
 const (
@@ -157,7 +157,7 @@ func (l *locator) group(s *perf.Sample) int32 {
 		t.group = l.inherited(t.maker)
 		t.readAt = s.Time
 	default:
-		t.readAt = s.Time // gone since: it keeps its last group
+		t.readAt = s.Time // it has gone or cannot be read, and keeps its last group
 	}
 	l.threads[s.TID] = t
 	return t.group

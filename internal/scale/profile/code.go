@@ -36,7 +36,7 @@ func (r *removed) Remove(c Code) {
 	r.codes = slices.Insert(r.codes, r.after(c.Until), c)
 }
 
-// after returns the number of codes that were removed by a time.
+// after returns the number of codes that were removed at the given time or earlier.
 func (r *removed) after(at int64) int {
 	i, _ := slices.BinarySearchFunc(r.codes, at, func(c Code, at int64) int {
 		if c.Until <= at {
@@ -47,7 +47,7 @@ func (r *removed) after(at int64) int {
 	return i
 }
 
-// find returns the removed code that an address meant at a time; nil if it meant what it still means.
+// find returns the code that was at an address at the given time and has been removed since; nil if there is none.
 func (r *removed) find(address uint64, at int64) *Code {
 	if address < r.lo || address >= r.hi {
 		return nil

@@ -91,8 +91,8 @@ var bpfCallers = []string{"bpf_loop", "bpf_for_each_map_elem", "bpf_for_each_has
 
 // programOf returns the name of the eBPF program that runs the function at the beginning of a stack. Each function of a
 // program has a symbol that looks like that of a program (jit_subprogs in kernel/bpf/verifier.c): the program is the
-// outermost of the functions that called each other. If these functions cause another program to run, such as one at a
-// kernel function that they call, the stack has between the two programs what runs the other: a trampoline or a probe.
+// outermost of the functions that called each other. If these functions cause another program to run, such as one
+// attached to a kernel function that they call, a trampoline or a probe is between the two programs in the stack.
 func programOf(stack []*pprof.Location) (name string) {
 	for _, l := range stack {
 		switch called, kind := Frame(l); {
@@ -155,9 +155,9 @@ var faults = []string{"exc_page_fault", "asm_exc_page_fault", "do_page_fault", "
 var interrupts = []string{"common_interrupt", "asm_common_interrupt", "el0_interrupt", "el1_interrupt"}
 
 // entry returns the innermost entry into the kernel in a chain of kernel functions, which has the innermost first, and
-// whether it is an interrupt or a softirq that the kernel can count apart from tasks. A softirq in ksoftirqd is not: it
-// is in that thread's time (irqtime_account_irq in kernel/sched/cputime.c). If the chain has no known entry, entry
-// returns the outermost function; of an empty chain, it returns "".
+// whether it is an interrupt or a softirq that the kernel can count apart from tasks. The kernel never counts a softirq
+// in ksoftirqd apart, but as that thread's time (irqtime_account_irq in kernel/sched/cputime.c). If the chain has no
+// known entry, entry returns the outermost function; if the chain is empty, "".
 func entry(chain []string) (what string, interrupt bool) {
 	for i, name := range chain {
 		called := "" // by this function

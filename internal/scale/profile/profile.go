@@ -43,10 +43,10 @@ type Window struct {
 	Left   int    // samples in no stack, because there were too many different stacks
 	Hidden int    // samples in no stack, because their processes are outside this process's PID namespace
 	Unread int    // samples of processes that were not read, because there were too many
-	Blind  []int  // CPUs that were not sampled all the time
+	Blind  []int  // CPUs that were not sampled for a part of the window
 	Slowed uint64 // times that the kernel throttled the sampler
 
-	LostRecords uint64 // of processes and eBPF programs that came or went; samples may have the names of others
+	LostRecords uint64 // records of processes and eBPF programs that came or went; without them, names may be wrong
 	removed
 }
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// What differs between builds of the same function or library.
+// Patterns of what differs between builds of the same function or library.
 var (
 	// clone matches what compilers append to the symbols of copies and parts of a function: .constprop.0 by GCC,
 	// .llvm.123 by Clang. A function of Go may itself have the name cold: symbols with a path or a receiver do not match,

@@ -59,7 +59,7 @@ const (
 	maxPath    = 4096     // bytes of a control group's path, as in the kernel
 	maxSecret  = 64 << 10 // bytes of a file
 	shortest   = 100 * time.Millisecond
-	patience   = 75 * time.Second // in addition to the window: other windows may take a minute before it
+	patience   = 75 * time.Second // in addition to the window, which may start a minute late because of others
 	maxComment = 200              // bytes of an error message from an agent
 )
 
@@ -141,7 +141,7 @@ func secretFile(flag, path string) (string, error) {
 }
 
 // Next requests a window that starts now and lasts d, and returns its ledger. An agent's windows do not share edges:
-// the time that a ledger takes to arrive is in no window. A window lasts whole milliseconds, and at least 100.
+// the time that a ledger takes to arrive is in no window. Next rounds d to milliseconds, and to at least 100 ms.
 func (a *Agent) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, error) {
 	d = max(d.Round(time.Millisecond), shortest)
 	ctx, cancel := context.WithTimeout(ctx, d+patience)

@@ -174,8 +174,9 @@ func (c *Counting) Before(ctx context.Context) (err error) {
 	return err
 }
 
-// Begun schedules the reading at the load's end, after which events are late: once the load has sent its result, but
-// not before the end of its schedule.
+// Begun schedules the reading at the load's end, after which events are late. The load ends when it has sent its
+// result, but not before the end of its schedule. The reading follows after the delay that the deliverer's Waits
+// returns.
 func (c *Counting) Begun(ctx context.Context, s role.Schedule) error {
 	if c.deliverer == nil {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// gateCounts trips if the load's count and the kernel's differ.
+// gateCounts trips if the load's count and the kernel's differ, or if the kernel's counter missed execs.
 var gateCounts = &measured.Gate{
 	Name: "counts", Breaks: []measured.Need{measured.Counted}, Quiet: ledger.Unknown,
 	Why: "one of two counts of events is wrong, and which is unknown; memory and times do not depend on it",

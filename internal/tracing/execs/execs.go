@@ -76,8 +76,8 @@ func (c *Counter) Close() error {
 	return errors.Join(append(errs, c.objects.Close())...)
 }
 
-// Read returns the totals. It reads the group's first, so that Group never exceeds All, which may include a few later
-// execs.
+// Read returns the totals. It reads that of the group first, so Group never exceeds All, which may include a few execs
+// made since.
 func (c *Counter) Read() (n Counts, err error) {
 	if n.Group, err = c.sum(c.objects.TareExecsBy, c.group); err == nil {
 		n.All, err = c.sum(c.objects.TareExecsAll, uint32(0))

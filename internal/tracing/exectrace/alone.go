@@ -35,8 +35,8 @@ var Process = func() []param.Setting {
 	return settings
 }()
 
-// runAlone traces until ctx ends. SIGUSR1 makes it print statistics. A second signal to end kills the process at once,
-// even if no process reads the output.
+// runAlone traces until ctx ends. SIGUSR1 makes it print statistics. Once ctx has ended, the next SIGINT, SIGTERM or
+// SIGHUP kills the process at once, even if it is blocked because nothing reads its output.
 func runAlone(ctx context.Context, out, log io.Writer, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {

@@ -50,7 +50,7 @@ const (
 // Options configures the tracer.
 type Options struct {
 	CgroupDir string // cgroup v2 directory: traces execs in it and below it; empty: the whole machine
-	Node      bool   // traces execs in the tracer's PID namespace and below it; with CgroupDir: that are in both
+	Node      bool   // traces execs in the tracer's PID namespace and below it; with CgroupDir: execs in both
 	Output    string // JSON, Table or Count; empty: JSON
 	Args      int    // bytes kept of each exec's arguments; 0: DefaultArgs; NoArgs: none
 	Ring      int    // bytes of the ring buffer, a power of two; 0: DefaultRing
