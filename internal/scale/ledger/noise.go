@@ -20,7 +20,7 @@ type Noise struct {
 	LongestSeconds float64    `json:"longest_stall_seconds"`
 	Stalls         []Stall    `json:"stalls"`         // the longest MaxStalls, in order of time
 	StallsOmitted  int        `json:"stalls_omitted"` // shorter ones that are not listed
-	Occupied       []Stall    `json:"occupied"`       // the longest MaxStalls times in which one task held a CPU throughout
+	Occupied       []Stall    `json:"occupied"`       // the longest MaxStalls times in which a task held a CPU throughout
 	OccupiedMissed int        `json:"occupied_omitted"`
 	Busiest        []Occupant `json:"busiest"` // by CPU time seen at the witness's looks, largest first
 	// Late counts looks that came late although nothing was stolen: interrupts were off.

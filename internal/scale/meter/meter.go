@@ -400,8 +400,8 @@ func (m *Meter) Open() (*Window, error) { return m.OpenAt(context.Background(), 
 
 // A window is prepared before its first edge in two steps. First sampling and the witness start. Then, as late as
 // possible, new groups and kernel threads are found: those that appear between this step and the edge are charged even
-// with what they use before the edge. Each step is allowed twice the time that it took last, but at least the time given
-// here, and at most mostAhead, because rings fill up in the meantime.
+// with what they use before the edge. Each step is allowed twice the time that it took last, but at least the time
+// given here, and at most mostAhead, because rings fill up in the meantime.
 const (
 	switchAhead  = 60 * time.Millisecond // it takes less than 1 ms, but 10 to 45 ms the first time
 	prepareAhead = 10 * time.Millisecond

@@ -270,8 +270,8 @@ func (w *Window) readMemory() error {
 
 // readInventory reads programs and maps; the result is nil if programs could not be read. Maps do not depend on the
 // counters of programs, and are read even if those could not be. If only this reading fails, the result is that of an
-// earlier one, or nil if there is none (see listed): the counters of programs were read, and the run time that they show
-// must not be lost.
+// earlier one, or nil if there is none (see listed): the counters of programs were read, and the run time that they
+// show must not be lost.
 func (w *Window) readInventory() (s *bpf.Snapshot, err error) {
 	if w.m.bpf == nil {
 		return nil, nil

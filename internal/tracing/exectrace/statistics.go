@@ -8,7 +8,7 @@ import (
 // Statistics account for every exec that the program saw: Seen = Delivered + Lost + Pending. The fields are numbers of
 // events since the tracer was attached.
 type Statistics struct {
-	Event       string `json:"event,omitempty"` // "statistics", if the line is among others
+	Event       string `json:"event,omitempty"` // "statistics" if the line is in the log, among other messages
 	Seen        uint64 `json:"seen"`            // by the program, after the filter
 	Delivered   uint64 `json:"delivered"`       // written; with Count, counted
 	Lost        uint64 `json:"lost"`            // at all stages together

@@ -90,7 +90,7 @@ func (p *prose) losses(t *analysis.Table, levels ...map[string]string) (l loss) 
 		}
 	}
 	l.made, _ = sum("events_generated")
-	l.expected = l.made // in records of older versions
+	l.expected = l.made // records of older versions lack the expected number
 	if n, trials := sum(eventsExpected); trials > 0 {
 		l.expected = n
 	}
@@ -224,7 +224,7 @@ func (p *prose) traceCost(t *analysis.Table) {
 	}
 }
 
-// inPods reports whether the tracer was installed in a cluster: nothing counts the load's events there but the load.
+// inPods reports whether the tracer was installed in a cluster, where only the load itself counts its events.
 func (p *prose) inPods(t *analysis.Table) bool {
 	return !slices.ContainsFunc(t.Levels, func(at map[string]string) bool {
 		return len(t.Column(at, p.Arm, "events_counted")) > 0

@@ -12,7 +12,7 @@ import (
 
 // matcher is a pattern for lines.
 type matcher struct {
-	all bool // every line matches; a storm has tens of thousands of lines per second
+	all bool // every line matches without a look at re: a storm has tens of thousands of lines per second
 	re  *regexp.Regexp
 }
 

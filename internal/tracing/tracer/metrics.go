@@ -197,13 +197,14 @@ func evidenceOf(m *measured.Measured) *Evidence {
 	return nil
 }
 
-// agentPerKiloevent returns the CPU time of the tracer's processes per 1,000 events that it should deliver.
+// agentPerKiloevent returns the CPU time of the tracer's processes per 1,000 events that it should deliver; in pods,
+// per 1,000 events of the load.
 func agentPerKiloevent(m *measured.Measured) (float64, bool) {
 	e := evidenceOf(m)
 	switch {
 	case m.Subject == nil:
 		return 0, true
-	case m.Tree == measured.Nowhere: // in pods, where the agents of the nodes have read its groups
+	case m.Tree == measured.Nowhere: // in pods, where the nodes' agents read the tracer's groups
 		return execload.PerKiloevent(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Subject) })(m)
 	case e == nil || e.CPUSeconds == nil || m.Events.Expected == nil || *m.Events.Expected <= 0:
 		return 0, false

@@ -52,7 +52,7 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 		return kind.App{}, err
 	}
 	if s.served && c.Ready == (process.Ready{}) {
-		// Half a second after its start, the program might not listen yet.
+		// A program without conditions counts as ready after half a second, but it might not listen yet at that time.
 		if c.Ready.Port = c.Address; c.Address == "" {
 			c.Ready.Listen, c.Ready.Offered = true, offered
 		}

@@ -49,8 +49,8 @@ const (
 	TCP   Protocol = "tcp"   // echoes data: RFC 862
 )
 
-// maxStreams is the maximum number of concurrent HTTP/2 or gRPC requests on a connection: as many as load http can
-// send.
+// maxStreams is the maximum number of concurrent HTTP/2 or gRPC requests on a connection. It is the most that package
+// load/http can send.
 const maxStreams = 1000
 
 // maxEcho is the maximum length of an echoed body, in bytes.
@@ -164,7 +164,7 @@ func filling(size int) []byte {
 }
 
 // to returns the response to a request, once it is due. The delay includes the time for reading the body with receive.
-// If the client disconnects first, to returns the context's error.
+// If the client disconnects first, the error is the context's.
 func (a *answers) to(ctx context.Context, receive func() ([]byte, error)) ([]byte, error) {
 	arrived := pace.Now()
 	due, recorded := a.waits.Due(arrived)
@@ -212,8 +212,8 @@ func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 var contentType = []string{"application/octet-stream"}
 
-// waitUntil waits until the time at (ns by pace.Now). Go's timers are up to 1 ms late, so it sleeps on a locked thread
-// for the last part.
+// waitUntil waits until the given time (ns by pace.Now). Go's timers are up to 1 ms late, so it sleeps on a locked
+// thread for the last part.
 func waitUntil(ctx context.Context, at int64) error {
 	const last = 2 * time.Millisecond
 	if coarse := time.Duration(at-pace.Now()) - last; coarse > 0 {

@@ -71,8 +71,8 @@ func (j *joined) await(ctx context.Context, dir string) error {
 	}
 }
 
-// letBegin creates the begin file. What runs in a sandbox can write to the directory too: if it has put a link or a
-// FIFO there, that is not opened.
+// letBegin creates the begin file. A program in a sandbox can write to the directory too, so letBegin does not open a
+// link or a FIFO that is already there.
 func (j *joined) letBegin() error {
 	f, err := os.OpenFile(j.begin, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {

@@ -33,7 +33,8 @@ var (
 
 // parseAb parses the text of ab.
 func parseAb(output string, r *Reading) error {
-	// failed requests; those by connect, receive, length and exceptions; those by status; write errors
+	// All failed requests; those of the kinds connect, receive, length and exceptions; answers other than 2xx; write
+	// errors.
 	kinds := make([]int64, 7)
 	whole := false
 	for line := range strings.Lines(output) {

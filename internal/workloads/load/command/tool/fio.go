@@ -214,7 +214,7 @@ func (d fioSide) part(r *Reading, name string) Part {
 			r.latency(&p, name+": clat_ns", fmt.Sprintf("p%g", q), ns/1e9)
 		}
 	}
-	if len(d.Clat.Percentile) == 0 && len(d.Lat.Percentile) > 0 { // a different clock
+	if len(d.Clat.Percentile) == 0 && len(d.Lat.Percentile) > 0 { // lat is measured by a different clock
 		r.heading(name + ": lat_ns")
 	}
 	return p
