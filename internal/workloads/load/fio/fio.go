@@ -97,9 +97,9 @@ func (guest) Join(t kind.Trial, as string, part *kind.Part) (any, error) {
 	return j, err
 }
 
-// commandLine returns fio's command line, in the notation of package command, for a run of duration d on a file of size
-// bytes. fio uses the kernel's clock: by default it would calibrate the CPU's clock, which takes long on an emulated
-// CPU.
+// commandLine returns fio's command line, in the notation of package command, for a run of duration d on a file of the
+// given size in bytes. fio uses the kernel's clock: by default it would calibrate the CPU's clock, which takes long on
+// an emulated CPU.
 func commandLine(o param.Values, size int64, d time.Duration) string {
 	direct := "0"
 	if o.On(settingDirect) {

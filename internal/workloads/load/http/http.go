@@ -122,7 +122,8 @@ type Options struct {
 	Body        int           // bytes of request body; for gRPC, of the value in the message; for TCP, at least 1
 	Headers     []string      // additional headers, "Name: value"
 	Source      Source        // default auto
-	// Without keep-alive: dissolve connections instead of closing sockets; see the package comment.
+	// Recycle dissolves connections instead of closing their sockets. It requires KeepAlive to be false. See the package
+	// comment.
 	Recycle bool
 	Spin    time.Duration // longest wait during which a thread spins; default pace.DefaultSpin, negative: none
 }

@@ -169,8 +169,8 @@ var greeting = func() []byte {
 	return s.out
 }()
 
-// newSession returns the session of a new connection that carries at most streams requests at once. Its output begins
-// with the greeting.
+// newSession returns the session of a new connection that carries at most the given number of streams at once. Its
+// output begins with the greeting.
 func newSession(o owner, c *codec, r *request2, streams int) *session {
 	s := &session{
 		owner: o, codec: c, request: r,
@@ -243,8 +243,8 @@ func (s *session) fields() ([]byte, error) {
 	return s.encoded.Bytes(), nil
 }
 
-// encodeAnew adapts the encoding to the server's HPACK table of size bytes. If the prepared header blocks need a larger
-// table, an encoder replaces them.
+// encodeAnew adapts the encoding to the size of the server's HPACK table, in bytes. If the prepared header blocks need
+// a larger table, an encoder replaces them.
 func (s *session) encodeAnew(size uint32) {
 	if s.encoder == nil {
 		if size >= tableSize && s.request.repeats {
@@ -818,11 +818,11 @@ type request2 struct {
 	grpc         bool
 	fields       []hpack.HeaderField
 	first, again []byte // header blocks of a connection's first request, and of all later ones
-	repeats      bool   // the block again is only references to the HPACK table, so all later requests can use it
+	repeats      bool   // whether again has only references to the HPACK table, so that all later requests can use it
 	body         []byte
 }
 
-// encode sets the fields first, again and repeats.
+// encode sets r.first, r.again and r.repeats.
 func (r *request2) encode() error {
 	var block bytes.Buffer
 	e := hpack.NewEncoder(&block)
@@ -844,7 +844,8 @@ func (r *request2) encode() error {
 	return nil
 }
 
-// grpcMessage returns a gRPC message, with its prefix, that contains a google.protobuf.BytesValue of size bytes.
+// grpcMessage returns a gRPC message, with its prefix, that contains a google.protobuf.BytesValue. size is the length
+// of the value in bytes.
 func grpcMessage(size int) []byte {
 	var m []byte
 	if size > 0 {

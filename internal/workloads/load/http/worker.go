@@ -250,7 +250,7 @@ func (q *queue) pop() int32 {
 	return i
 }
 
-// newWorker returns worker number part of parts workers. Its connections are not open yet.
+// newWorker returns the worker with the index part, of parts workers in all. Its connections are not open yet.
 func newWorker(o *Options, targets []*target, part, parts int) (*worker, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -662,7 +662,7 @@ func (w *worker) handle(i int32, events uint32) {
 	}
 }
 
-// finish ends the request of slot i at the time now. If kind is none, the request was answered, and otherwise it
+// finish ends the request of slot i at the given time. If kind is none, the request was answered, and otherwise it
 // failed.
 func (w *worker) finish(i int32, now int64, kind failure) {
 	s := &w.slots[i]

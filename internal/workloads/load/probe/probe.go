@@ -40,7 +40,7 @@ const (
 	MaxInterval = time.Second
 )
 
-// longest is the longest delay that the histogram records. Longer delays count as longest.
+// longest is the longest delay that the histogram records. A longer delay is recorded as this value.
 const longest = 10 * time.Minute
 
 // Options configures a probe.
@@ -118,7 +118,7 @@ func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	return r, r.SetHistogram(Delay, delays[0])
 }
 
-// watch runs the thread on the CPU p.cpus[i]. Only wake-ups that are due at the time warm or later count.
+// watch runs the thread on the CPU p.cpus[i]. Wake-ups that are due before the end of the warm-up (warm) do not count.
 func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays *hdrhistogram.Histogram) error {
 	thread, err := pace.LockThread(0)
 	if err != nil {

@@ -75,7 +75,7 @@ type started struct {
 	part    *kind.Part
 	command process.Command
 	files   []process.File // the user's files with which it was started
-	serves  string         // the application in front of which the command is; empty: it is not in the path of requests
+	serves  string         // the application to which it forwards requests; empty: it is not in the path of requests
 
 	group   kind.Group
 	running *process.Running // nil before Start
@@ -243,7 +243,8 @@ func newPlace(
 // ownDir makes a directory for the command's files.
 func ownDir() (*files.Scratch, error) { return files.NewScratch(files.LargeTemp(), "command") }
 
-// Closed notes the command's processes: programs and maps in the ledger are theirs, even if they end before After.
+// Closed notes the command's processes, so that programs and maps in the ledger are attributed to the command even if
+// the processes that hold them end before After.
 func (s *started) Closed(context.Context) error {
 	s.atEdge = process.WithDescendants(proc.FS{}, s.group.Members())
 	return nil

@@ -41,8 +41,8 @@ type Reading struct {
 	Parts    []Part   `json:"parts,omitempty"`    // if the tool runs several operations or jobs
 	Warnings []string `json:"warnings,omitempty"` // what a reader of the numbers must know
 
-	// ErrorsAtLeast is how many requests failed at least, if Errors is nil because counts of failures overlap or are of
-	// some requests only.
+	// ErrorsAtLeast is a lower bound on the number of failed requests. It is set if Errors is nil because the counts of
+	// failures overlap or cover only some of the requests.
 	ErrorsAtLeast int64 `json:"errors_at_least,omitempty"`
 
 	headings map[string]bool // by heading of quantiles: whether a quantile below it was parsed
@@ -62,11 +62,11 @@ type Part struct {
 	Rate     *float64 `json:"rate,omitempty"`         // requests per second
 	Bytes    *int64   `json:"bytes,omitempty"`        // transferred
 	Mean     *float64 `json:"mean_seconds,omitempty"` // of the latency, by the tool's clock, as are the fields below
-	P50      *float64 `json:"p50_seconds,omitempty"`  //
-	P90      *float64 `json:"p90_seconds,omitempty"`  //
-	P99      *float64 `json:"p99_seconds,omitempty"`  //
-	P999     *float64 `json:"p999_seconds,omitempty"` //
-	Max      *float64 `json:"max_seconds,omitempty"`  //
+	P50      *float64 `json:"p50_seconds,omitempty"`
+	P90      *float64 `json:"p90_seconds,omitempty"`
+	P99      *float64 `json:"p99_seconds,omitempty"`
+	P999     *float64 `json:"p999_seconds,omitempty"`
+	Max      *float64 `json:"max_seconds,omitempty"`
 }
 
 // Label names the clock of the numbers, as in "by wrk's own clock".
@@ -123,8 +123,8 @@ func Names() []string {
 	return lists.Map(tools, func(t Tool) string { return t.Name })
 }
 
-// forkOf returns the name of the tool that may have the given name as its program's name and for whose fork the
-// function returns true; or the given name if there is none.
+// forkOf resolves a program name that two tools share. It returns the name of the tool whose fork has that name and for
+// which the given function returns true, or the given name if there is none.
 func forkOf(name string, is func(*fork) bool) string {
 	for _, t := range tools {
 		if t.fork != nil && t.fork.of == name && is(t.fork) {
@@ -273,7 +273,7 @@ func differ(one, other int64, where string) error {
 	return nil
 }
 
-// failures returns an error if an unknown line may count failures. The reading would have too few.
+// failures returns an error if an unknown line may count failures, because the reading would then have too few.
 func failures(line string) error {
 	if counted().MatchString(line) {
 		return fmt.Errorf("the line %q is not known, and may count failures", clip(strings.TrimSpace(line)))
@@ -288,9 +288,9 @@ func (r *Reading) missing(n int64, which string) {
 	}
 }
 
-// either sets the number of failures: those that the tool does not count as requests (beside), and those of several
-// kinds, of which one request may have several. Their number is known only if at most one kind occurred; otherwise, the
-// largest kind is a lower bound.
+// either sets the number of failures. beside is the number of those that the tool does not count as requests, and kinds
+// are the numbers of the others by kind. A request may be counted under several kinds, so the total is known only if at
+// most one kind occurred; otherwise, beside plus the largest kind is a lower bound.
 func (r *Reading) either(beside int64, kinds ...int64) error {
 	all, most := beside, slices.Max(kinds)
 	for _, n := range kinds {
