@@ -19,7 +19,7 @@ type Usage struct {
 	Root   float64 // CPU time of processes in the root group
 	Kernel float64 // CPU time of kernel threads in the root group
 	// Ksoftirqd is the part of Kernel in ksoftirqd threads. With IRQTime the kernel counts it as Softirq as well
-	// (irqtime_account_process_tick in kernel/sched/cputime.c); Budget leaves it with the threads.
+	// (irqtime_account_process_tick in kernel/sched/cputime.c), but Budget counts it only with the threads.
 	Ksoftirqd float64
 	Self      float64 // CPU time of this process, contained in Groups or Root: see InGroup
 	InGroup   bool    // this process is in a group below the root

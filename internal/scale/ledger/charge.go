@@ -45,9 +45,9 @@ type Workload struct {
 	GrossCPU *float64 `json:"gross_cpu_seconds"`
 	NetCPU   *float64 `json:"net_cpu_seconds"`
 	TareCPU  *float64 `json:"tare_cpu_seconds"`
-	// TareBPF is the part of TareCPU in which tare's eBPF programs ran on top of the workload's own tasks, by their
-	// shares. Its bounds are those of the shares and of stolen time (Program.StolenSeconds). Time that samples could not
-	// place (Tare.BPFUnsplit) may belong here too: Hi includes all of it, Value none.
+	// TareBPF is the part of TareCPU in which tare's eBPF programs ran on top of the workload's own tasks, according to
+	// Program.Shares. Its bounds are those of the shares and of stolen time (Program.StolenSeconds). Time that samples
+	// could not place (Tare.BPFUnsplit) may belong here too: Hi includes all of it, Value none.
 	TareBPF *Interval `json:"tare_bpf_seconds"`
 	// TareCgroupsCPU is the rest of TareCPU: control groups that serve this workload, and eBPF programs that serve it but
 	// ran in neither its groups nor tare's. It is nil, and so are TareCPU and GrossCPU, if the run time of such programs
@@ -111,7 +111,7 @@ func (l *Ledger) charged() bool {
 // irqApart reports whether the kernel keeps interrupts out of the CPU time of tasks and groups.
 func (l *Ledger) irqApart() bool { return l.Host.IRQTime != nil && *l.Host.IRQTime }
 
-// newSettlement adds up by charge what groups used.
+// newSettlement returns a settlement that contains what groups used, added up by charge.
 func newSettlement(l *Ledger) *settlement {
 	s := &settlement{l: l, index: groupIndex(l.Cgroups), cpu: map[Charged]*sum{}, memory: map[Charged]*sum{},
 		tops: map[Charged][]string{}, noPrograms: l.Programs == nil, noMaps: l.Programs == nil || l.Maps == nil}
@@ -253,9 +253,9 @@ type settlement struct {
 
 	maps          map[string]*sum // by workload: bytes of tare's maps charged to its groups
 	mapsElsewhere map[string]*sum // bytes charged to neither a workload's groups nor tare's
-	mapsUnplaced  bool            // the kernel does not expose where some are charged
-	// noPrograms: programs could not be read. noMaps: programs or maps could not be read; which maps are tare's follows
-	// from the programs that use them.
+	mapsUnplaced  bool            // the kernel does not expose to which group some of tare's maps are charged
+	// noPrograms is true if programs could not be read. noMaps is true if programs or maps could not be read, because
+	// which maps are tare's follows from the programs that use them.
 	noPrograms, noMaps bool
 }
 
@@ -566,8 +566,8 @@ func (s *settlement) workload(name string) Workload {
 		w.GrossCPU = seconds(known.Sum(cpu, &apart, groups))
 	}
 	if w.TareBPF == nil && !s.l.irqApart() {
-		// Wherever tare's programs ran, the CPU time of the groups contains their time. If too much of it is unplaced, groups
-		// is nil, and so is gross.
+		// Wherever tare's programs ran, the CPU time of the groups contains their time. If samples could not place too much
+		// of it, the variable groups is nil, and therefore GrossCPU too.
 		w.GrossCPU = seconds(known.Sum(cpu, groups))
 	}
 	w.TareCgroupsCPU = seconds(groups)

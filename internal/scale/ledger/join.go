@@ -168,7 +168,7 @@ func same[T comparable](a, b *T) *T {
 // path returns a group's path below the view's own group.
 func (v *View) path(group string) string { return "/" + v.Name + strings.TrimSuffix(group, "/") }
 
-// rewrite prefixes a path, which may be nil.
+// rewrite replaces a group's path by its path below the view's own group. It does nothing if the path is nil.
 func (v *View) rewrite(group **string) {
 	if *group != nil {
 		*group = new(v.path(**group))

@@ -26,8 +26,8 @@ type Ledger struct {
 	Programs []Program `json:"programs"`
 	Maps     []Map     `json:"maps"`
 	Cgroups  []Cgroup  `json:"cgroups"`
-	// Workloads holds what has been charged to each workload, and tare on its behalf; empty if nothing is charged. Settle
-	// fills it.
+	// Workloads holds what each workload used, and what tare used on its behalf; empty if nothing is charged. Settle fills
+	// it.
 	Workloads []Workload `json:"workloads"`
 	Tare      *Tare      `json:"tare"` // nil if nothing is charged to a workload or to tare
 	// Components holds what each component used; nil, and left out, if AddComponents was not called.
@@ -66,7 +66,7 @@ type Window struct {
 	EdgeSeconds float64 `json:"edge_seconds,omitempty"`
 }
 
-// CPU is the budget. Two views of the same capacity:
+// CPU is the budget. It divides the same capacity in two ways:
 //
 //	idle - idle_stolen + steal + attributed + unexplained = capacity                               (who)
 //	idle - idle_stolen + steal + user + system + softirq + irq ~ capacity, by the kernel's tick    (mode)
@@ -136,7 +136,7 @@ const (
 
 // The methods of a program's stolen time.
 const (
-	// StolenWitnessed counts the stalls after which a sample, taken as the CPU came back, found the program running.
+	// StolenWitnessed adds up the stalls after which a sample, taken as the CPU came back, found the program running.
 	StolenWitnessed = "witnessed"
 	// StolenProportion is for programs that samples rarely see because they run with interrupts off. It assumes that
 	// stalls hit the unseen part of the run time as often as everything else that ran.
@@ -273,9 +273,9 @@ type Cgroup struct {
 	Path    string `json:"path"`
 	Name    *Name  `json:"name,omitempty"` // nil, and left out, if nothing is known
 	Charged        // the charge of the group and of those descendants that have no separate one
-	// Rule identifies the rule that charged the group, or the ancestor whose charge it inherits: the flag or position in a
-	// file where the rule is written, and what it selects. It is empty, and left out, if no rule charged the group, as in
-	// experiments.
+	// Rule identifies the rule that charged the group or, if the group inherits its charge, its ancestor. It consists of
+	// the flag or the position in a file where the rule is written, and of what the rule selects. It is empty, and left
+	// out, if no rule charged the group, as in experiments.
 	Rule string `json:"rule,omitempty"`
 
 	Role string `json:"role"` // app, load, subject, self, or empty

@@ -38,7 +38,7 @@ func Pool(windows []*Ledger) []Workload {
 // pool holds the totals of several windows.
 type pool struct {
 	n         int64           // windows
-	placed    map[place]int64 // ns that tare's programs ran, by where
+	placed    map[place]int64 // ns that tare's programs ran, by place
 	few       int64           // ns that programs with too few samples ran
 	gone      int64           // ns that other programs ran, by samples, in threads whose group could not be read
 	unplaced  map[string]*sum // by workload: few and gone of programs that name it

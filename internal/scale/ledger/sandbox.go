@@ -22,7 +22,7 @@ type Sandbox struct {
 	Containers  []string    `json:"containers"`  // ids
 
 	Components []SandboxComponent `json:"components"`
-	// ByContainer is the same split by container, in the order of Containers. It leaves out what serves the sandbox from
+	// ByContainer holds what each container uses, in the order of Containers. It leaves out what serves the sandbox from
 	// outside its containers, such as a shim.
 	ByContainer []SandboxContainer `json:"by_container"`
 

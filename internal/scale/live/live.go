@@ -31,8 +31,9 @@ type Scale struct {
 	skipped int       // number of cycles without statistics
 }
 
-// Duty says when the kernel's run statistics are on: for the duration On in each cycle of length Every, from a random
-// time on, so that periodic events are neither always missed nor always seen. The zero value means always.
+// Duty says when the kernel's run statistics are on: once in each cycle of length Every, for the duration On. They are
+// switched on at a random time, so that periodic events are neither always missed nor always seen. The zero value means
+// always.
 type Duty struct{ On, Every time.Duration }
 
 // Factor returns the total time divided by the time with statistics.

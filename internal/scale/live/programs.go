@@ -59,10 +59,10 @@ func (p *phases) end() {
 	p.n++
 }
 
-// scalingError returns half the width of the 95 % interval, in seconds, of the sum of phases as an estimate for all
-// time; false for fewer than four phases. Each phase is a random part of its cycle, so the variance is that of
-// stratified sampling with one draw per stratum, estimated from differences of neighbours (Cochran, Sampling
-// Techniques, 1977, 5A.12). Those include changes between cycles, so the interval is not too narrow.
+// scalingError returns half the width of the 95 % interval, in seconds, of the program's total run time as estimated
+// from the phases; false for fewer than four phases. Each phase is a random part of its cycle, so the variance is that
+// of stratified sampling with one draw per stratum, estimated from differences of neighbours (Cochran, Sampling
+// Techniques, 1977, 5A.12). These differences include changes between cycles, so the interval is not too narrow.
 func (p *phases) scalingError(d Duty) (float64, bool) {
 	const least = 4
 	if d.On == 0 || p.n < least {
@@ -185,8 +185,9 @@ func (t *Totals) missed(l *ledger.Ledger) {
 	t.newest = newest
 }
 
-// factor returns what the run time of a ledger is multiplied by. A phase with statistics represents one cycle, even if
-// it was longer than intended because the process was stopped. If it was longer than a cycle, it represents itself.
+// factor returns the factor by which the run time in a ledger must be multiplied. A phase with statistics represents
+// one cycle, even if it was longer than intended because the process was stopped. If it was longer than a cycle, it
+// represents only itself.
 func (t *Totals) factor(l *ledger.Ledger) float64 {
 	d := t.o.Duty
 	if d.On == 0 || l.CPU.BPFUnsplit == nil {
@@ -289,7 +290,7 @@ func (t *Totals) placeOf(group *string) Place {
 // Program is one eBPF program as of the last ledger.
 type Program struct {
 	*ledger.Program
-	Counted bool    // its run time is known; until then its totals are 0 because nothing was counted
+	Counted bool    // whether its run time was ever known; if not, its totals are 0 because nothing was counted
 	Pending float64 // run time in seconds that is not split yet; the rest is in Payers or Unsplit
 	// ScalingError is half the width of the 95 % interval of the run time, in seconds, as far as it is due to statistics
 	// being on for only part of the time. nil if they are always on, and for the first cycles.

@@ -23,9 +23,9 @@ func (c *count) take(o count) {
 	c.shown = max(c.shown+o.shown, c.sum)
 }
 
-// Ranked holds a running total for each of the biggest keys, and one for all others. When a key is gone, or a bigger
-// one takes its place, its total is added to that of the ended keys. If it were added to that of all others instead,
-// these would seem to have used all of it at once. The sum of all totals never decreases.
+// Ranked holds a running total for each of the biggest keys, and one for all other keys. When a key ends, or a bigger
+// one takes its place, its total is added to a separate total of ended keys. If it were added to that of all other keys
+// instead, they would seem to have used all of it at once. The sum of all totals never decreases.
 type Ranked[K comparable] struct {
 	most    int // keys with a separate total; 0 is no limit
 	rows    map[K]*ranked
@@ -37,7 +37,7 @@ type Ranked[K comparable] struct {
 
 type ranked struct {
 	count
-	recent float64 // ns, with older time fading: decides which keys are the biggest
+	recent float64 // ns, multiplied by fading in each tick; decides which keys are the biggest
 }
 
 // NewRanked returns a Ranked that keeps separate totals for at most the given number of keys; 0 is no limit.

@@ -12,9 +12,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Place is a control group with a name that people use, and the groups in it: a container, else a pod, else a systemd
-// unit. A group outside of these is its own place. Top is the path of the place's topmost group. A field is empty if
-// it is unknown or does not apply.
+// Place is a container, a pod or a systemd unit (the first of these that applies), with all control groups in it. A
+// group outside of these is a separate place. Top is the path of the place's topmost group. A field is empty if it is
+// unknown or does not apply.
 type Place struct {
 	Namespace, Pod, Container string
 	Unit                      string
@@ -127,7 +127,7 @@ func (t *Totals) Add(l *ledger.Ledger) {
 	}
 }
 
-// Most returns the limit of series.
+// Most returns Options.Most.
 func (t *Totals) Most() int { return t.o.Most }
 
 // stallWindow is how far back LongestStall looks.
@@ -420,10 +420,10 @@ func (t *Totals) begins(path string) begun {
 	return b
 }
 
-// Memory returns the memory in bytes, at the end of the last ledger, of each place that has a total, and of all others
-// together: rest, or nil if the memory of one of these is unknown. of(memory) returns the wanted kind of memory of a
-// group, or nil if it is unknown. The memory of a place excludes places inside it. The iterator is valid until the next
-// method call.
+// Memory returns the memory, in bytes, at the end of the last ledger: byPlace of each place that has a total, and rest
+// of all other places together. rest is nil if the memory of one of these is unknown. of(memory) returns the wanted
+// kind of memory of a group, or nil if it is unknown. The memory of a place excludes places inside it. The iterator is
+// valid until the next method call.
 func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace iter.Seq2[Place, int64], rest *int64) {
 	w, n := &t.work, len(t.places.all)
 	w.bytes, w.counted, w.unknown = fit(w.bytes, n), fit(w.counted, n), fit(w.unknown, n)

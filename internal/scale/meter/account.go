@@ -135,7 +135,7 @@ func (a *account) ledger() *ledger.Ledger {
 	return l
 }
 
-// partial warns that the ledger covers only some of the machine, such as a node that is a container, and how much.
+// partial warns that the ledger covers only a part of the machine, as in a node that is a container, and how much.
 func (a *account) partial(c *ledger.CPU) {
 	used := "their CPU time is not known"
 	if c.Part != nil {
@@ -830,8 +830,8 @@ func inGroup(l *ledger.Ledger, groups *cgroup.Resolver, tid int) bool {
 	return err == nil && path != "/" && slices.ContainsFunc(l.Cgroups, known)
 }
 
-// bpfTimes returns the shares that could be split, by the part of the budget that they ran in. Run time is wall time
-// and can exceed the CPU time of the group around it. It is then limited to the latter, so that no group pays for
+// bpfTimes returns the shares that could be split, by the part of the budget that they ran in. Run time is wall time.
+// If it exceeds the CPU time of the group that the programs ran in, it is limited to that, so that no group pays for
 // another.
 func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 	ran := map[string]bool{}

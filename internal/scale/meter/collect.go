@@ -27,8 +27,8 @@ const drainPause = 20 * time.Millisecond
 // maxStacks bounds the distinct call chains of a window.
 const maxStacks = 1 << 15
 
-// collector folds samples into counts of (call chain, group) while a window is open. Names are looked up once, at its
-// end.
+// collector folds samples into counts of (call chain, group) while a window is open. Names are looked up once, at the
+// end of the window.
 type collector struct {
 	sampler *perf.Sampler
 	text    *text

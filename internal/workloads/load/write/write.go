@@ -42,8 +42,8 @@ import (
 // Name is the load's kind in specs, and the generator in results.
 const Name = "write"
 
-// CountBytes is the name of a count in a result (load.Result.Counts): the bytes that the successful writes of the
-// window wrote.
+// CountBytes is the name of a count in a result (load.Result.Counts): the bytes of the writes that ended without error
+// inside the window.
 const CountBytes = "written_bytes"
 
 // Values of Options.Sync: the system call that follows a write to make it durable.

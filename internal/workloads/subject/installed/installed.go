@@ -1,6 +1,6 @@
 // Package installed is a subject that the user has installed in a cluster: a mesh, a runtime or a tracer. Tare does not
-// start it. The settings of an arm are marks (labels, annotations, a RuntimeClass) that its pods get so that the subject
-// applies to them, and rules that select the running pods whose use is the subject's cost.
+// start it. The settings of an arm are marks (labels, annotations, a RuntimeClass) that its pods get so that the
+// subject applies to them, and rules that select the running pods whose use is the subject's cost.
 package installed
 
 import (
