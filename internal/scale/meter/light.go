@@ -105,7 +105,8 @@ func (l *Light) Open() (*LightWindow, error) {
 	return w, nil
 }
 
-// OpenAt is Open at the given CLOCK_MONOTONIC time in nanoseconds. If the context ends first, the error is its cause.
+// OpenAt calls Open at the given CLOCK_MONOTONIC time in nanoseconds. If the context ends first, the error is its
+// cause.
 func (l *Light) OpenAt(ctx context.Context, at int64) (*LightWindow, error) {
 	if err := pace.SleepUntil(ctx, at); err != nil {
 		return nil, err
@@ -119,8 +120,8 @@ func (w *LightWindow) readPrograms() ([]bpf.Program, error) {
 	return slices.DeleteFunc(all, func(p bpf.Program) bool { return !w.known[p.Key()] }), err
 }
 
-// CloseAt is Close at the given CLOCK_MONOTONIC time in nanoseconds. If the context ends first, it closes at once, and
-// the error is its cause.
+// CloseAt calls Close at the given CLOCK_MONOTONIC time in nanoseconds. If the context ends first, CloseAt closes the
+// window at once, and the error is the context's cause.
 func (w *LightWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	ended := pace.SleepUntil(ctx, at)
 	l, err := w.Close()

@@ -411,10 +411,10 @@ const (
 // ahead returns how long before its deadline a step must start, in nanoseconds, given how long it took last time.
 func ahead(took, least time.Duration) int64 { return int64(min(max(2*took, least), mostAhead)) }
 
-// OpenAt is Open with the first edge at the given CLOCK_MONOTONIC time in nanoseconds. All possible work is done before
-// that. It takes tenths of a second on a machine with thousands of control groups, and a window that began the work
-// only at the given time would miss the beginning of what it measures. The edge is late if the given time is too near.
-// If the context ends first, the error is its cause.
+// OpenAt is like Open, but the first edge is at the given CLOCK_MONOTONIC time in nanoseconds. As much work as possible
+// is done before that time: the work takes tenths of a second on a machine with thousands of control groups, and a
+// window that began it only at the given time would miss the beginning of what it measures. The edge is late if the
+// given time is too near. If the context ends first, the error is its cause.
 func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if m.open {
 		return nil, errors.New("opening a window: the one before is still open")
@@ -511,7 +511,7 @@ func (w *Window) switchOff() error {
 	return errors.Join(errs...)
 }
 
-// run drains until the window is closed.
+// run drains the rings until the window is closed.
 func (w *Window) run() {
 	for {
 		began := time.Now()
@@ -530,7 +530,7 @@ func (w *Window) run() {
 	w.done <- nil
 }
 
-// wait waits until the rings need draining, for d, or for the end of the window, whichever comes first.
+// wait waits until the rings need draining, the duration d has passed, or the window ends, whichever comes first.
 func (w *Window) wait(d time.Duration) error {
 	if w.collector == nil || w.parts.samples.Err != nil {
 		w.stopped(d)
@@ -625,11 +625,11 @@ func (w *Window) finish(last edge) (seen *witness.Account, err error) {
 // Close reads all counters again and returns the ledger.
 func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.prepare(w.m.prepare)) }
 
-// CloseAt is Close with the second edge at the given CLOCK_MONOTONIC time in nanoseconds. On a machine with thousands
-// of control groups it takes tenths of a second to find new ones and to read all, and a window that began this only at
-// the given time would extend past what it measures. New groups are therefore found before that time, and reading
-// begins before it by as long as the reading at the first edge took. If the context ends first, the window is closed at
-// once, and the error is the context's cause.
+// CloseAt is like Close, but the second edge is at the given CLOCK_MONOTONIC time in nanoseconds. On a machine with
+// thousands of control groups it takes tenths of a second to find new ones and to read all, and a window that began
+// this only at the given time would extend past what it measures. New groups are therefore found before that time, and
+// reading begins before it by as long as the reading at the first edge took. If the context ends first, the window is
+// closed at once, and the error is the context's cause.
 func (w *Window) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	at -= int64(w.opening)
 	ended := pace.SleepUntil(ctx, at-2*int64(w.m.preparing)) // it may take longer than last time

@@ -17,8 +17,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Part is one of the things that a window reads, with what reading it took. If a part fails, the ledger lacks its
-// lines and no others. The exception is CPU time: without its counters at both edges there is no ledger.
+// Part is one kind of data that a window reads, with the time that reading it took. If a part fails, the ledger lacks
+// its data and nothing else. The exception is CPU time: without its counters at both edges there is no ledger.
 type Part struct {
 	Name string
 	Took time.Duration // wall time of all its readings in the window
@@ -56,8 +56,7 @@ func newParts(o Options) windowParts {
 	return p
 }
 
-// Parts returns what a closed window has read, in a fixed order, with what that took and what failed. Parts that the
-// meter's options disable are absent.
+// Parts returns the parts of a closed window, in a fixed order. Parts that the meter's options disable are absent.
 func (w *Window) Parts() []Part {
 	var asked []Part
 	for _, p := range w.parts.all() {

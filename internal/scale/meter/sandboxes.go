@@ -18,8 +18,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Sandboxes adds to a ledger what the machine's sandboxes used in its window. The meter whose Options have it reads its
-// edges just before those of the window, so that both cover the same length of time.
+// Sandboxes adds to a ledger what the machine's sandboxes used in its window. A meter that has a Sandboxes in its
+// Options reads the edges of the sandboxes just before those of the window, so that both cover the same length of time.
 type Sandboxes struct {
 	o      sandbox.Options
 	reader *sandbox.Reader // nil before the first edge, and after an error
@@ -121,7 +121,7 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 	}
 	total, smaps := s.cost.Seconds(), s.smaps.Seconds()
 	l.Self.SandboxSeconds, l.Self.SmapsSeconds = &total, &smaps
-	l.Self.CPUSeconds += (s.cost - before).Seconds() // it already includes the edges
+	l.Self.CPUSeconds += (s.cost - before).Seconds() // CPUSeconds already includes the edges
 	return nil
 }
 

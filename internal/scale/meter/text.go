@@ -50,7 +50,7 @@ func (x *text) keep(s span) {
 	x.lo, x.hi = min(x.lo, s.start), max(x.hi, s.end)
 }
 
-// symbol follows program code that appears or disappears. Events of different CPUs may arrive in any order.
+// symbol records that program code has appeared or disappeared. Events of different CPUs may arrive in any order.
 func (x *text) symbol(s perf.Symbol) {
 	if s.Removed {
 		for i := range x.spans {

@@ -104,7 +104,7 @@ func (l *locator) begin() {
 	l.drained, l.stale = now, true
 }
 
-// task follows the creation and exit of threads.
+// task records the creation or exit of a thread.
 func (l *locator) task(t perf.Task) {
 	if l.byID {
 		return

@@ -26,7 +26,7 @@ import (
 const Hz = 99
 
 // Label is the label that holds the path of a sample's control group. LabelContext marks samples whose time is not part
-// of their group's CPU time: it is Interrupt if the kernel counts interrupts separately.
+// of their group's CPU time. Its only value is Interrupt, for interrupts that the kernel counts separately.
 const (
 	Label        = "group"
 	LabelContext = "context"
@@ -103,7 +103,7 @@ type Group struct {
 	Labels  map[string]string
 }
 
-// Symbols name addresses.
+// Symbols finds names for addresses.
 type Symbols interface {
 	// Kernel returns the names of addresses of the kernel, in their order; a name is empty if it is not known.
 	Kernel(addresses []uint64) ([]string, error)
@@ -324,8 +324,8 @@ func caller(chain []uint64, i int) uint64 {
 	return chain[i]
 }
 
-// symbol returns the kernel's symbol of frame i of a stack, when it was sampled; empty if it is not known. nameKernel
-// must have been called.
+// symbol returns the kernel's symbol of frame i, as it was when the stack was sampled; empty if it is not known.
+// nameKernel must have been called.
 func (b *builder) symbol(s *Stack, i int) string {
 	a := caller(s.Kernel, i)
 	if c := b.removed.find(a, s.At); c != nil {

@@ -41,7 +41,7 @@ type Files struct {
 	pid  int      // of last; 0 at first
 }
 
-// NewFiles returns Files that name the kernel's addresses with a function, such as ksym.Table.Resolve.
+// NewFiles returns Files that name the kernel's addresses by the given function, such as ksym.Table.Resolve.
 func NewFiles(kernel func(addresses []uint64) ([]string, error)) *Files {
 	return &Files{kernel: kernel, files: map[file]*object{}, left: maxAll, read: Read}
 }

@@ -64,7 +64,7 @@ const (
 )
 
 // A slow answer keeps others from being read. Therefore an agent acquires Options.Reading only after the first bytes of
-// its answer, and the rest must arrive within slowest, plus perMiB for each MiB.
+// its answer, and the rest must arrive within the time slowest, plus perMiB for each MiB.
 const (
 	firstBytes = 16 << 10
 	slowest    = 2 * time.Second
@@ -149,7 +149,8 @@ func (a *Agent) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 	return a.window(ctx, url.Values{"for": {d.String()}})
 }
 
-// At is Next with a window that starts at the given time of the agent's clock, at most a minute from now.
+// At is like Next, but the window starts at the given time of the agent's clock, at most a minute from now. At sets no
+// time limit.
 func (a *Agent) At(ctx context.Context, at time.Time, d time.Duration) (*ledger.Ledger, error) {
 	return a.window(ctx, url.Values{"for": {max(d.Round(time.Millisecond), shortest).String()},
 		"at": {at.UTC().Format(time.RFC3339Nano)}})
