@@ -29,7 +29,7 @@ type kernel struct {
 	mapped    bpf.Mapped
 }
 
-// objects are all loaded objects, without the variables: bpf2go's type would also load those, in a separate map.
+// objects holds all loaded objects except the variables: bpf2go's type would also load those, in a separate map.
 type objects struct {
 	exectracePrograms
 	exectraceMaps

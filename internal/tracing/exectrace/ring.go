@@ -30,7 +30,7 @@ type ring struct {
 
 // The header of a record has the record's length with two flags (include/uapi/linux/bpf.h).
 const (
-	maxRecord     = headBytes + 4096 + maxArgs // bytes: struct record
+	maxRecord     = headBytes + 4096 + maxArgs // bytes; the size of struct record
 	recordHead    = 8
 	recordBusy    = 1 << 31 // the record is not written yet
 	recordDiscard = 1 << 30 // the record must be skipped

@@ -82,7 +82,7 @@ func (g anyCommand) Installed(ctx context.Context, o param.Values) error {
 	return g.Guest.Installed(ctx, o)
 }
 
-// Version returns the version of the program, and the program's name.
+// Version returns the program's name and version.
 func (g anyCommand) Version(ctx context.Context, o param.Values, own string) (name, version string) {
 	if counts(o) {
 		return g.counted.Version(ctx, o, own)

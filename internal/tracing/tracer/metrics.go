@@ -19,8 +19,8 @@ const (
 	perKiloevent    = quantity.Seconds + " per kiloevent"
 )
 
-// perExpected is the metric.Definition.Rule of costs per event that the tracer should deliver. By rule 0 they were per
-// event of the load.
+// perExpected is the metric.Definition.Rule of costs per event that the tracer should deliver. Under rule 0, they were
+// costs per event that the load made.
 const perExpected = 1
 
 // Metrics returns the metrics of all tracers: what happened to the events, and what that cost.

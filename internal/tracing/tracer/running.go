@@ -39,7 +39,7 @@ type Running struct {
 	tracer *Tracer
 	url    string // the address of its page of metrics
 
-	out       child.Output // its lock guards what was read
+	out       child.Output // its lock guards the feeds and tallies below
 	feeds     [2]feed
 	delivered *tally
 	lost      *tally        // nil: the tracer does not report losses

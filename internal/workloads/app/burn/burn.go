@@ -82,8 +82,8 @@ func burn(ctx context.Context, cpu int, share float64, pinned chan<- error) {
 // threadTime returns the CPU time of the calling thread in nanoseconds.
 func threadTime() int64 { return pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID) }
 
-// Run runs the application by the role protocol on conn: it sends ready once it burns, and ends when the parent closes
-// its end or the context ends.
+// Run runs the application by the role protocol on conn: it sends the ready message once it uses CPU time, and ends
+// when the parent closes its end or the context ends.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	return role.Play(ctx, conn, func(ctx context.Context) error {
 		return Serve(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })

@@ -51,7 +51,7 @@ type joined struct {
 	early   bool // the program is started before the schedule begins, and then waits (await)
 
 	command  process.Command // with the placeholders filled in
-	line     string          // the command line as given, for the user to try by hand
+	line     string          // the program's command line, quoted for a shell, to be tried by hand
 	begin    string          // the file that an early program waits for
 	schedule role.Schedule
 	running  *process.Running
@@ -87,7 +87,7 @@ func (j *joined) Aim(ctx context.Context, at kind.Site) error {
 	return j.await(ctx, place.Dir)
 }
 
-// Generate starts the program, or lets one that Aim has started begin.
+// Generate starts the program, or, if Aim has started it, lets it begin to work.
 func (j *joined) Generate(ctx context.Context, s role.Schedule) (err error) {
 	j.schedule = s
 	watching, stop := context.WithCancel(ctx)

@@ -129,8 +129,8 @@ func judgeTouched(j *measured.LoadJudge, m *measured.Measured) {
 	}
 }
 
-// failures returns how many requests failed, and of how many; 0 if the tool does not report it. If exact is false, more
-// may have failed. Some tools count failed requests among their requests, and some do not.
+// failures returns how many requests failed, and the number of all requests, which is 0 if the tool does not report it.
+// If exact is false, more may have failed. Some tools count failed requests among their requests, and some do not.
 func failures(said tool.Reading) (failed, of int64, exact bool) {
 	failed = said.ErrorsAtLeast
 	if exact = said.Errors != nil; exact {
@@ -152,8 +152,8 @@ const ownClock = " By the tool's clock, over its whole run, warm-up included: no
 // oneTool ends the descriptions of metrics that cannot be added up.
 const oneTool = " Absent where the tool does not print it, and where several loads or nodes do."
 
-// needs are the needs of a tool's metrics, which cover its whole run, in open or closed loop, with an unknown effect of
-// stalls.
+// needs are the conditions under which a tool's metrics are valid. These metrics cover the tool's whole run, in open or
+// closed loop, and the effect of stalls on them is unknown.
 var needs = []measured.Need{
 	measured.Whole, measured.Worked, measured.Complete, measured.Unthrottled, measured.Held, measured.Alone, measured.Read,
 	measured.Untouched,

@@ -116,9 +116,9 @@ const (
 	partOfMemory = 4
 )
 
-// bounded limits a size to what the disk of a directory and the memory of the machine can hold: the page cache of an
-// intermediate kernel may hold the whole file, without any limit. If the disk is full, the error has the code
-// fault.Machine.
+// bounded limits a size to what the disk of a directory and the memory of the machine can hold: if a sandbox has a
+// separate kernel, its page cache may hold the whole file, without any limit. If the disk is full, the error has the
+// code fault.Machine.
 func bounded(size int64, dir string) (int64, error) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(dir, &disk); err != nil {

@@ -137,7 +137,8 @@ const maxStreams = 1000
 // oneThread is the rate per second up to which one thread easily keeps an open-loop schedule.
 const oneThread = 50_000
 
-// complete fills in defaults, and checks options against each other. Its errors have the code fault.Usage.
+// complete fills in defaults, and checks options against each other. An error has the code fault.Usage, or
+// fault.Machine if the limit of open files is too low for the connections.
 func (o *Options) complete() error {
 	defaults := param.Defaults(Settings)
 	o.Drain = max(cmp.Or(o.Drain, defaults.Duration("drain")), 0)
@@ -379,7 +380,7 @@ type Generator struct {
 }
 
 // Prepare makes a generator. An error has the code fault.Usage for invalid options, and fault.Machine if no server
-// accepts a connection. The caller must close the generator.
+// accepts a connection or the limit of open files is too low. The caller must close the generator.
 func Prepare(ctx context.Context, o Options) (*Generator, error) {
 	if err := o.complete(); err != nil {
 		return nil, err

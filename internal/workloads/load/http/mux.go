@@ -112,7 +112,7 @@ func (m *mux) send(c *connection, i int32, index int) {
 	}
 }
 
-// dial begins a connection for a place. The greeting is in the connection's output.
+// dial begins a connection for a place. The connection's output begins with the greeting.
 func (m *mux) dial(place int32, now int64) (*connection, unix.Errno) {
 	p := &m.places[place]
 	fd, errno := m.w.socket(p.target, true)

@@ -56,7 +56,7 @@ type ending struct {
 	unread bool // the server has not processed the request and never will, so it can be sent again elsewhere
 }
 
-// codec is shared by the sessions of one thread, which use it one after the other.
+// codec writes frames for the sessions of one thread, which use it one after the other.
 type codec struct {
 	writer *http2.Framer
 	to     *session // the session to whose output the writer appends

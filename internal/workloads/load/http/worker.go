@@ -346,8 +346,8 @@ func (w *worker) loop(drained int64) error {
 // owing reports whether the schedule has another start before the end of the window.
 func (w *worker) owing() bool { return w.arrivals != nil && w.arrivals.Peek() < w.end }
 
-// startDue starts the requests that are due, as long as connections are free, and returns the time. Requests that must
-// wait stay in the schedule, so no intended start is lost or reordered.
+// startDue starts the requests that are due, as long as connections are free, and returns the current time. Requests
+// that must wait stay in the schedule, so no intended start is lost or reordered.
 func (w *worker) startDue(now int64) int64 {
 	if w.arrivals == nil {
 		if now < w.schedule.Begin || now >= w.end {
@@ -530,7 +530,7 @@ func (w *worker) socket(t *target, noDelay bool) (int, unix.Errno) {
 }
 
 // bind gives the socket this worker's next source address. The kernel chooses the port in connect(2), so connections to
-// different destinations can share one.
+// different destinations can share a port.
 func (w *worker) bind(fd int) unix.Errno {
 	const spread = 250 // addresses per worker, with 28,000 ports each
 	w.ip[3] = w.ip[3]%spread + 1

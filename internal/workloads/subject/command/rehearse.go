@@ -135,7 +135,7 @@ func watch(
 }
 
 // steadyFrom returns the time from which on a command used CPU time, over any burstSpan, at no more than twice its
-// final rate. It returns false if there are too few readings.
+// final rate plus slackCPUs. It returns false if there are too few readings.
 func steadyFrom(readings []reading) (time.Duration, bool) {
 	last := readings[len(readings)-1]
 	i := len(readings) - 1

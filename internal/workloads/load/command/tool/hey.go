@@ -56,7 +56,7 @@ type heyReader struct {
 // oha since 0.5.9.
 var heyDistributions = []string{"Latency distribution:", "Response time distribution:"}
 
-// heyMost is the number of answers that hey records (maxRes in its requester/report.go).
+// heyMost is the maximum number of answers that hey records (maxRes in its requester/report.go).
 const heyMost = 1000000
 
 func parseHeyLike(output string, r *Reading) error {

@@ -139,7 +139,7 @@ func object[T any](output string, result func(*T) bool, lacks string) (*T, error
 }
 
 // twice returns a key that occurs more than once in an object of a valid JSON document, or "" if there is none. Keys
-// that differ only in case count as the same, because package json takes the last of them.
+// that differ only in case count as the same, because package json ignores case and takes the last of them.
 func twice(document string) string {
 	decoder := json.NewDecoder(strings.NewReader(document))
 	type level struct {

@@ -309,8 +309,8 @@ func (r *Reading) either(beside int64, kinds ...int64) error {
 	return nil
 }
 
-// warn adds warnings that follow from the numbers. It discards values that contradict each other, and lists values that
-// are missing for no known reason.
+// warn adds warnings that follow from the numbers. It discards values that contradict each other, and names values that
+// the tool printed as 0 and headings without a known quantile.
 func (r *Reading) warn(t *Tool) {
 	for _, name := range slices.Sorted(maps.Keys(r.headings)) {
 		if name != "" && !r.headings[name] {
