@@ -50,8 +50,8 @@ const (
 	usurper = 2   // a key replaces one that is smaller by this factor, so two of about the same size do not alternate
 )
 
-// Tick adds what each key has used, in nanoseconds. The total of a key ends if used does not contain the key and alive
-// returns false for it.
+// Tick adds what each key has used, in nanoseconds. The total of a key ends if the key is not in used and alive(key)
+// returns false.
 func (r *Ranked[K]) Tick(used map[K]int64, alive func(K) bool) {
 	for key, row := range r.rows {
 		row.recent *= fading

@@ -305,7 +305,7 @@ type findings struct {
 	hits           map[uint32][]attribution.Hit // by program id: stalls during which it was running
 }
 
-// findings analyses the chains. entries returns the context that each address enters, if any.
+// findings analyses the chains. entries(addrs) returns the context that each address enters, if any.
 func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Context, error)) (findings, error) {
 	f := findings{
 		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, unsure: c.text.unsure(),

@@ -110,7 +110,8 @@ func (w *Window) giveUp(err error) error {
 	return errors.Join(err, w.switchOff())
 }
 
-// readNow reads an edge and then the programs' counters. listed is when it began to list the programs.
+// readNow reads an edge and then the programs' counters. It also returns the time at which it began to list the
+// programs.
 func (w *Window) readNow() (last edge, programs []bpf.Program, listed int64, err error) {
 	if last, err = w.readEdge(); err != nil {
 		return last, nil, 0, err

@@ -71,8 +71,8 @@ func isProgram(symbol string) bool {
 	return len(symbol) > len(prefix) && symbol[:len(prefix)] == prefix
 }
 
-// name records which program the code of a load event belongs to. If that code has already been recorded with its
-// program by add, name removes the duplicate span.
+// name records which program the code of a load event belongs to. If a call of add has already recorded that code with
+// its program, the duplicate span is removed.
 func (x *text) name(id uint32, symbols []perf.Symbol) {
 	for _, s := range symbols {
 		at := slices.IndexFunc(x.spans, func(p span) bool { return p.start == s.Start && p.from == s.Time && p.program == 0 })

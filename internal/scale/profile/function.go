@@ -157,7 +157,7 @@ var interrupts = []string{"common_interrupt", "asm_common_interrupt", "el0_inter
 // entry returns the innermost entry into the kernel in a chain of kernel functions, which has the innermost first, and
 // whether it is an interrupt or a softirq that the kernel can count apart from tasks. The kernel never counts a softirq
 // in ksoftirqd apart, but as that thread's time (irqtime_account_irq in kernel/sched/cputime.c). If the chain has no
-// known entry, entry returns the outermost function; if the chain is empty, "".
+// known entry, the result is the outermost function; if the chain is empty, it is "".
 func entry(chain []string) (what string, interrupt bool) {
 	for i, name := range chain {
 		called := "" // by this function

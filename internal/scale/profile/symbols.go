@@ -210,7 +210,7 @@ func (f *steady) keep(at int64, v any) error {
 
 // sane reports whether a file has the header of a 64-bit, little-endian ELF file, with few sections and short tables of
 // their names: package debug/elf reads both whatever their size, and sections may share a long name, which the package
-// copies for each. sane keeps the parts that it reads.
+// copies for each. It calls keep for the parts that it reads.
 func (f *steady) sane() bool {
 	var h elf.Header64
 	if err := f.keep(0, &h); err != nil {

@@ -221,8 +221,8 @@ func (a *Agent) get(ctx context.Context, path string, query url.Values, most int
 	return data, nil
 }
 
-// read reads an answer. Of a ledger, it reads only the first bytes before it acquires Options.Reading. cancel ends the
-// request.
+// read reads an answer. Of a ledger, it reads only the first bytes before it acquires Options.Reading. It calls cancel
+// to end the request if the rest arrives too slowly.
 func (a *Agent) read(ctx context.Context, cancel context.CancelCauseFunc, body io.Reader,
 	isLedger bool,
 ) ([]byte, error) {

@@ -146,8 +146,9 @@ func expected(s Scope, from, to reading) int64 {
 	return n
 }
 
-// late returns how many of the load's events were late, that is, delivered after the reading at the load's end.
-// delivered is the number of events, of the load and of other processes, that were delivered since the deliverer began.
+// late returns how many of the load's events were late, that is, delivered after the reading at the load's end. The
+// argument delivered is the number of all events, including those of other processes, that the deliverer has delivered
+// since it began.
 //
 // A deliverer of the whole machine also delivers execs of other processes. Those made between the reading at the end
 // and the last reading are not the load's. The number of late events has two upper bounds. One is the number of events

@@ -38,8 +38,8 @@ type Deliverer interface {
 	// to be late.
 	Waits() (drain, late time.Duration)
 
-	// Stop asks the deliverer to deliver its remaining events and to end, and waits until it has ended. used is the
-	// deliverer's CPU time in seconds since the offset was read, or nil if it is unknown.
+	// Stop asks the deliverer to deliver its remaining events and to end, and waits until it has ended. The argument used
+	// is the deliverer's CPU time in seconds since the offset was read, or nil if it is unknown.
 	Stop(ctx context.Context, used *float64) error
 
 	// Unknown returns the reason why the number of delivered events is unknown, if Said never reported one.

@@ -224,7 +224,7 @@ func (l *Load) Ready() Ready {
 // patience is how long a worker may take to end before it is killed. Workers check the stop flag every 20 ms.
 const patience = 5 * time.Second
 
-// await waits until all workers have ended. If one ends unexpectedly, or if done is closed, await ends the others. It
+// await waits until all workers have ended. It ends them itself if one fails or if the channel done is closed. It
 // returns the error of the worker that failed first.
 func (l *Load) await(done <-chan struct{}) (err error) {
 	var kill <-chan time.Time

@@ -196,7 +196,7 @@ func (t *tracer) loop(ctx context.Context, w *waiter) {
 	}
 }
 
-// earlier returns the earlier of two times. If a is the zero time, it means never, and earlier returns b.
+// earlier returns the earlier of two times. If a is the zero time, which means never, the result is b.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || b.Before(a) {
 		return b

@@ -62,7 +62,7 @@ func (r *ring) produced() uint64 { return atomic.LoadUint64(r.producer) }
 func (r *ring) waiting() uint64 { return r.produced() - r.at }
 
 // next takes the next record that begins before the position end. The record is valid until the next call of next or
-// release. next returns false if there is no record, or if the next record is still being written.
+// release. The result is false if there is no record, or if the next record is still being written.
 func (r *ring) next(end uint64) ([]byte, bool) {
 	for r.at < end {
 		at := r.at & r.mask

@@ -49,10 +49,10 @@ func parseSelector(text string) (*selector, error) {
 	return &selector{name: name, labels: labelsOf(samples[0])}, nil
 }
 
-// sum adds up the samples that the selector selects on a page in Prometheus's text format. seen is false if there are
-// none.
+// sum adds up the samples that the selector selects on a page in Prometheus's text format. It returns false if there
+// are none.
 //
-// sum parses only the metric's own samples, because a page of metrics may be long, and an error in another metric does
+// Only the metric's own samples are parsed, because a page of metrics may be long, and an error in another metric does
 // not matter here. Without its # TYPE line a metric is untyped, so that the _count of a histogram is a metric like any
 // other. Prometheus itself refuses a whole page if it has any error, and a page with carriage returns.
 func (s *selector) sum(page string) (total int64, seen bool, err error) {

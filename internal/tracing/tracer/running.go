@@ -109,8 +109,9 @@ func (r *Running) readyLine(line []byte) {
 	close(r.saw)
 }
 
-// Ready waits until the tracer has shown that it sees every exec from now on. probe makes an exec that the tracer must
-// see. The timeout applies to the line that the tracer writes, and separately to the first probe that it delivers.
+// Ready waits until the tracer has shown that it sees every exec from now on. It may call probe to make an exec that
+// the tracer must see. The timeout applies to the line that the tracer writes, and separately to the first probe that
+// it delivers.
 func (r *Running) Ready(ctx context.Context, timeout time.Duration, probe func(context.Context) error) error {
 	if err := r.sawLine(ctx, timeout); err != nil {
 		return err
@@ -152,7 +153,7 @@ func (r *Running) pass(ctx context.Context, d time.Duration) error {
 
 // probe makes execs until the tracer has delivered one. It makes none as long as the tracer's count cannot be read, for
 // example because its page of metrics is not served yet. If the count can be read only after the timeout, because the
-// machine stood still for that long, probe still makes an exec before it gives up.
+// machine stood still for that long, one exec is still made before probe gives up.
 func (r *Running) probe(ctx context.Context, timeout time.Duration, probe func(context.Context) error) error {
 	var first *int64 // what the tracer had delivered before the first exec
 	var last time.Time

@@ -238,7 +238,7 @@ func programs(m *measured.Measured) (all []Own) {
 	return all
 }
 
-// toolRate adds up the rates of the loads. found is false if a load whose output is parsed does not print one.
+// toolRate adds up the rates of the loads. The result is false if a load whose output is parsed does not print one.
 func toolRate(m *measured.Measured) (total float64, found bool) {
 	for _, own := range programs(m) {
 		switch {

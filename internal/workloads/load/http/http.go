@@ -520,8 +520,8 @@ func (w *worker) establish(ctx context.Context, s *slot) error {
 	}
 }
 
-// shake continues the slot's TLS handshake, if there is one. If it returns EAGAIN, awaited has the poll events to wait
-// for.
+// shake continues the slot's TLS handshake, if there is one. If it returns EAGAIN, the second result is the poll events
+// to wait for.
 func (s *slot) shake() (errno unix.Errno, awaited int16) {
 	if s.tls == nil {
 		return 0, 0

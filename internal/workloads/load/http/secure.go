@@ -132,7 +132,7 @@ func (s *secure) close() {
 }
 
 // explain returns an error that describes a failed handshake with the named server. The cause is s.err, or err if s.err
-// is nil. explain returns nil without TLS, or if both are nil.
+// is nil. The result is nil without TLS, or if both errors are nil.
 func (s *secure) explain(name string, err error) error {
 	if s == nil {
 		return nil

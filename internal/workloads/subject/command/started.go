@@ -143,7 +143,7 @@ func (s *started) inPath() error {
 }
 
 // past returns a function that finds a load of the served application with a connection to the application itself. Only
-// loads that Tare does not generate can have one, because their command lines decide where they connect. past returns
+// loads that Tare does not generate can have one, because their command lines decide where they connect. The result is
 // nil if there are no such loads, or if the application's address has a host name.
 func (s *started) past() func() string {
 	app, err := netip.ParseAddrPort(s.trial.Applications()[s.serves].Address)

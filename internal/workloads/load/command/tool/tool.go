@@ -226,7 +226,7 @@ func (r *Reading) latency(p *Part, heading, name string, seconds float64) {
 	}
 }
 
-// quantile sets a quantile of a part. percent is its name as printed, and value is in seconds.
+// quantile sets a quantile of a part. The argument percent is its name as printed, and value is in seconds.
 func (r *Reading) quantile(p *Part, heading, percent string, value float64, err error) error {
 	q, wrong := number(percent)
 	if err = errors.Join(wrong, err); err == nil {
@@ -288,9 +288,9 @@ func (r *Reading) missing(n int64, which string) {
 	}
 }
 
-// either sets the number of failures. beside is the number of those that the tool does not count as requests, and kinds
-// are the numbers of the others by kind. A request may be counted under several kinds, so the total is known only if at
-// most one kind occurred; otherwise, beside plus the largest kind is a lower bound.
+// either sets the number of failures. The argument beside is the number of those that the tool does not count as
+// requests, and kinds are the numbers of the others by kind. A request may be counted under several kinds, so the total
+// is known only if at most one kind occurred; otherwise, beside plus the largest kind is a lower bound.
 func (r *Reading) either(beside int64, kinds ...int64) error {
 	all, most := beside, slices.Max(kinds)
 	for _, n := range kinds {
