@@ -303,12 +303,12 @@ type Cgroup struct {
 // Name identifies what a control group belongs to: a pod and container, or a systemd unit. It comes from the files of
 // container runtimes and from the group's path, not from the Kubernetes API. Unknown parts are empty, and left out.
 type Name struct {
-	Namespace   string            `json:"namespace,omitempty"` // of Kubernetes
+	Namespace   string            `json:"namespace,omitempty"` // in Kubernetes
 	Pod         string            `json:"pod,omitempty"`
 	PodUID      string            `json:"pod_uid,omitempty"`
 	Container   string            `json:"container,omitempty"` // "(sandbox)" for the one that holds a pod open
 	ContainerID string            `json:"container_id,omitempty"`
-	Unit        string            `json:"unit,omitempty"` // of systemd
+	Unit        string            `json:"unit,omitempty"` // systemd unit
 	Image       string            `json:"image,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"` // of the container and its pod, if the runtime keeps them
 	// Top is the path of the group of the whole container, pod or unit: this group or one above it.

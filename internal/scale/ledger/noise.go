@@ -44,14 +44,14 @@ type Stall struct {
 	Cause   Cause   `json:"cause"`
 	// Idle reports whether the CPU was idle when it was taken away, so that the kernel counts the time as idle as well.
 	Idle   bool   `json:"idle"`
-	PID    int    `json:"pid,omitempty"`    // of an occupant
-	Comm   string `json:"comm,omitempty"`   // of an occupant
-	Cgroup string `json:"cgroup,omitempty"` // of an occupant; empty if it could not be read
+	PID    int    `json:"pid,omitempty"`    // the occupant's; 0 for a stall
+	Comm   string `json:"comm,omitempty"`   // the occupant's; empty for a stall
+	Cgroup string `json:"cgroup,omitempty"` // the occupant's; empty for a stall, or if it could not be read
 }
 
 // Occupant is what was seen running: the processes of one name in one control group.
 type Occupant struct {
-	PID       int     `json:"pid"` // of the busiest of them
+	PID       int     `json:"pid"` // of the busiest of these processes
 	Comm      string  `json:"comm"`
 	Cgroup    string  `json:"cgroup"`    // empty if it could not be read
 	Processes int     `json:"processes"` // how many there are

@@ -388,7 +388,7 @@ type Window struct {
 	unwatched time.Duration // time after the first edge that neither samples nor the witness cover
 	unlisted  error         // why programs and maps could not be listed again
 	stop      chan struct{}
-	done      chan error // of the draining goroutine, which ends after sending
+	done      chan error // receives the result of the draining goroutine, which then ends
 }
 
 func newWindow(m *Meter) *Window {

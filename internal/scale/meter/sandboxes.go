@@ -35,7 +35,7 @@ type Sandboxes struct {
 type sandboxEdge struct {
 	at    time.Time
 	ticks uint64          // a time just before the reading, in the unit of proc.Process.Start
-	used  map[task]uint64 // in ns, by all processes, and by threads in sandboxes
+	used  map[task]uint64 // CPU time, in ns, of all processes, and of threads in sandboxes
 }
 
 // task identifies a process or a thread even if its number is reused.

@@ -20,7 +20,7 @@ type Code struct {
 type removed struct {
 	codes     []Code // by the time of their removal
 	lo, hi    uint64 // all codes are in [lo, hi): a quick test for addresses of other code
-	forgotten int    // beyond maxRemoved
+	forgotten int    // number of codes that were not kept, because of maxRemoved
 }
 
 // Remove records that code was removed.

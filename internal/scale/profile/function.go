@@ -160,7 +160,7 @@ var interrupts = []string{"common_interrupt", "asm_common_interrupt", "el0_inter
 // known entry, the result is the outermost function; if the chain is empty, it is "".
 func entry(chain []string) (what string, interrupt bool) {
 	for i, name := range chain {
-		called := "" // by this function
+		called := "" // the function that this one called
 		if i > 0 {
 			called = chain[i-1]
 		}

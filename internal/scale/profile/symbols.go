@@ -38,7 +38,7 @@ type Files struct {
 
 	read func(pid int) (*Process, error)
 	last *Process // the process read last, as it was then; nil if it had ended
-	pid  int      // of last; 0 at first
+	pid  int      // PID of last; 0 before the first reading
 }
 
 // NewFiles returns Files that name the kernel's addresses by the given function, such as ksym.Table.Resolve.
@@ -78,7 +78,7 @@ func (f *Files) Find(p *Process, m *Mapping) (buildID string) {
 	}
 	now, pid := f.now(p.PID), p.PID
 	if now == nil {
-		pid = 0 // for all that have ended, the file can only be at its path
+		pid = 0 // one entry for all processes that have ended: the file can only be at its path
 	}
 	if slices.Contains(o.without, pid) {
 		return ""
@@ -143,7 +143,7 @@ type object struct {
 	buildID string
 	loads   []elf.ProgHeader
 	symbols []symbol // by address
-	names   []byte   // of symbols, each terminated by a zero byte
+	names   []byte   // names of the symbols, each terminated by a zero byte
 }
 
 type symbol struct {

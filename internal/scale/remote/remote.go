@@ -29,7 +29,7 @@ type Options struct {
 	TLS          bool   // HTTPS, with the system's certificate authorities
 	CAFile       string // HTTPS, with the certificate authorities in this file (PEM) instead
 	ServerName   string // expected in the agent's certificate; empty: the host of Address
-	User         string // with PasswordFile
+	User         string // requires PasswordFile
 	PasswordFile string
 	TokenFile    string // holds a bearer token
 	// Prefix is the prefix of the flags that set these options, for errors: "agents-" for --agents-ca and so on.

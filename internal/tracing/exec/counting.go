@@ -39,7 +39,7 @@ type Counting struct {
 	ready  reading // counts when the deliverer was ready
 	offset reading // counts when everything was set up
 	end    <-chan reading
-	stop   context.CancelFunc // of the goroutine that reads at the load's end
+	stop   context.CancelFunc // stops the goroutine that reads at the load's end
 }
 
 // reading holds all counts at one time.

@@ -51,7 +51,7 @@ func (asLoad) Metrics() []measured.Metric {
 				Name: "machine_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent",
 				Rank: metric.RankOther, Pool: metric.Machine, Cost: true, Better: metric.Lower,
 				Needs: measured.NeedEventCost, Answers: true,
-				Rule: 1, // by rule 0, time stolen from idle CPUs was subtracted twice
+				Rule: 1, // under rule 0, time stolen from idle CPUs was subtracted twice
 				How: "CPU time of the machine that was neither idle nor stolen, per 1,000 events made. Its difference from " +
 					"the baseline is all that a tracer costs.",
 			},

@@ -23,7 +23,7 @@ import (
 type mux struct {
 	w       *worker
 	codec   *codec
-	streams int // of each connection
+	streams int // number of streams on each connection
 	places  []place
 	byID    []*connection // by the id that epoll reports; nil if the id is free
 	freeIDs []int32

@@ -401,7 +401,7 @@ func (w *worker) wait(now, drained int64) error {
 			w.thread.Woke(until, pace.Now())
 		}
 	}
-	if errno == unix.EINTR { // by a signal of the Go runtime
+	if errno == unix.EINTR { // interrupted by a signal of the Go runtime
 		return nil
 	}
 	if errno != 0 {

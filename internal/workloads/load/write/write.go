@@ -57,7 +57,7 @@ const (
 // Options configures the load.
 type Options struct {
 	Rate      float64       // writes per second of all threads together; 0 for closed loop
-	Arrivals  pace.Arrivals // of open loop
+	Arrivals  pace.Arrivals // in open loop
 	Seed      uint64        // of Poisson arrivals, and of the written data
 	Workers   int           // threads: the most concurrent writes; 0: one for each CPU that this process may use
 	Size      int           // bytes of a write

@@ -51,7 +51,7 @@ type fioJob struct {
 	Name   string `json:"jobname"`
 	Group  int64  `json:"groupid"`
 	Error  int64  `json:"error"`
-	Failed int64  `json:"total_err"` // with continue_on_error
+	Failed int64  `json:"total_err"` // number of errors, counted with continue_on_error
 	Began  int64  `json:"job_start"` // ms since 1970; absent before 3.34
 	// Took is the job's time in ms. It is the sum over directions that run in turn, as with verify, and over the jobs of a
 	// group that is reported as one.

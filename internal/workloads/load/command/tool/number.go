@@ -169,7 +169,7 @@ func twice(document string) string {
 			continue
 		}
 		if top != nil && top.keys != nil {
-			top.key = true // after the value that begins with this token
+			top.key = true // a key follows the value that begins with this token
 		}
 		switch token {
 		case json.Delim('{'):

@@ -22,9 +22,9 @@ var (
 	redisHeader   = text.LazyRegexp(`(?m)^"test","rps"`)
 	redisTitle    = text.LazyRegexp(`^====== (.+) ======$`)
 	redisDone     = text.LazyRegexp(`^ +([0-9]+) requests completed in ([0-9.]+) seconds$`)
-	redisRate     = text.LazyRegexp(`^(?: +throughput summary: )?([0-9.]+) requests per second$`) // bare before 6.2
+	redisRate     = text.LazyRegexp(`^(?: +throughput summary: )?([0-9.]+) requests per second$`) // no prefix before 6.2
 	redisQuantile = text.LazyRegexp(`^([0-9.]+)% <= ([0-9.]+) milliseconds`)
-	redisOldRow   = text.LazyRegexp(`^"([^"]+)","([0-9.]+)"$`) // of --csv before 6.2, which has no header
+	redisOldRow   = text.LazyRegexp(`^"([^"]+)","([0-9.]+)"$`) // a row of --csv before 6.2, which has no header
 	redisQuiet    = text.LazyRegexp(`^(.+): ([0-9.]+) requests per second(?:, p50=([0-9.]+) msec)?$`)
 )
 
