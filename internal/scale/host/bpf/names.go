@@ -55,7 +55,7 @@ var attachTypes = []string{
 	"ingress", "egress", "sock_create", "sock_ops", "stream_parser", "stream_verdict", "device", "msg_verdict", "bind4",
 	"bind6", "connect4", "connect6", "post_bind4", "post_bind6", "sendmsg4", "sendmsg6", "lirc_mode2", "flow_dissector",
 	"sysctl", "recvmsg4", "recvmsg6", "getsockopt", "setsockopt", "tp_btf", "fentry", "fexit", "fmod_ret", "lsm", "iter",
-	"getpeername4", "getpeername6", "getsockname4", "getsockname6", "sock_release", "xdp_devmap", "xdp_cpumap",
+	"getpeername4", "getpeername6", "getsockname4", "getsockname6", "xdp_devmap", "sock_release", "xdp_cpumap",
 	"sk_lookup", "xdp", "skb_verdict", "reuseport", "reuseport_migrate", "perf_event", "kprobe_multi", "lsm_cgroup",
 	"struct_ops", "netfilter", "ingress", "egress", "uprobe_multi", "connect_unix", "sendmsg_unix", "recvmsg_unix",
 	"getpeername_unix", "getsockname_unix", "primary", "peer", "kprobe_session", "uprobe_session",

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +16,23 @@ import (
 
 	"tare/internal/scale/host/mount"
 )
+
+// TestHookNames compares the names of hooks with those of cilium/ebpf, which has the words in another order.
+func TestHookNames(t *testing.T) {
+	others := map[int]string{0: "None", 23: "TraceRawTp", 26: "ModifyReturn"}
+	words := regexp.MustCompile(`[a-z]+|[0-9]+`)
+	for i, name := range attachTypes {
+		theirs := ebpf.AttachType(i).String()
+		if strings.HasPrefix(theirs, "AttachType(") || others[i] == theirs {
+			continue // theirs does not know it, or calls it something else
+		}
+		for _, word := range words.FindAllString(name, -1) {
+			if !strings.Contains(strings.ToLower(theirs), word) {
+				t.Errorf("hook %d is %s, and not %s", i, theirs, name)
+			}
+		}
+	}
+}
 
 func TestFdinfoField(t *testing.T) {
 	const text = "pos:\t0\nmap_id:\t7\nmemlock:\t4096\nmemlocked:\t1\nfrozen:\t0"
