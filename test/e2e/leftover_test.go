@@ -19,7 +19,7 @@ func leavesNothing(t *testing.T) {
 	})
 }
 
-// leftSince returns what of tare's is on the machine now that was not there at an earlier look.
+// leftSince returns everything of tare's that is on the machine now but was not at an earlier look.
 func leftSince(t *testing.T, before footprint.Footprint) []string {
 	t.Helper()
 	left, err := before.Left()

@@ -7,7 +7,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Need is metric.Need.
+// Need is metric.Need, under a shorter name for the many declarations of this package.
 type Need = metric.Need
 
 // The needs. docs/metrics.md says which metrics have which.
@@ -23,13 +23,13 @@ const (
 	SteadyRate  Need = "steady-rate" // a closed load, or a subject's own work, was as fast in both halves of the window
 	Unthrottled Need = "unthrottled" // no group was throttled by a CPU limit that is not in the spec
 	Held        Need = "held"        // a CPU limit that the experiment is about did throttle its groups
-	Probed      Need = "probed"      // a probe was awake in the window
+	Probed      Need = "probed"      // a load of kind probe, which measures how late it is woken, was awake in the window
 	Alone       Need = "alone"       // other processes left the machine to the trial
 	Windowed    Need = "windowed"    // the counters were read at the edges of the load's window
 	Contained   Need = "contained"   // every process of the trial stayed in the trial's control groups
 	Counted     Need = "counted"     // load and kernel agree on the number of events
 	Read        Need = "read"        // the measurements that a program printed could be read
-	// other processes took little time from loads that cannot tell which of their requests were delayed by that
+	// other processes took little CPU time from those loads that cannot tell which of their requests this delayed
 	Untouched Need = "untouched"
 )
 
@@ -43,9 +43,9 @@ var (
 	// the fast ones.
 	NeedLatency = []Need{Whole, Worked, Paced, Rated, Complete, Connected, Steady, SteadyRate, Unthrottled, Held, Alone}
 
-	// NeedRunning is for requests that no stall of the machine touched. The effect of a stall on the rate, on the
-	// generator and on the latency of one half of the window is in the requests that are left out. If a process of the
-	// trial had left its groups, its effect would be left out too.
+	// NeedRunning is for requests that no stall of the machine touched. Stalls spoil the rate, the pacing and the
+	// steadiness only of requests that are left out, so Rated, Paced, Steady and SteadyRate are not needed. Contained is
+	// needed, because delays by a process of the trial outside of its groups would be left out as well.
 	NeedRunning = []Need{Whole, Worked, PacedAwake, Complete, Connected, Unthrottled, Held, Contained}
 
 	// NeedThroughput is NeedLatency without Steady: drift of an open load's latency does not change how many requests are
@@ -78,7 +78,7 @@ var (
 	// NeedSamples is for fractions of a program's own run time: any work will do.
 	NeedSamples = []Need{Whole, Worked, Windowed, Contained}
 
-	// NeedLimit is for how much of their CPU limit groups used.
+	// NeedLimit is for the part of its CPU limit that a group used.
 	NeedLimit = []Need{Whole, Worked, Held, Windowed, Contained}
 
 	// NeedMemory is for memory under load, which may depend on the connections but not on the rate or the pacing of
@@ -97,7 +97,7 @@ var (
 	// NeedSeen is for times that are observed during that work, but are not times of the work itself.
 	NeedSeen = []Need{Whole, Worked, Unthrottled}
 
-	// NeedDelay is for how long others wait for a CPU.
+	// NeedDelay is for how long a probe waits for a CPU, as any other process of the machine would.
 	NeedDelay = []Need{Whole, Probed, Alone, Unthrottled}
 )
 
@@ -153,7 +153,7 @@ var (
 		Why: "with too few nodes it is another trial"}
 )
 
-// commonGates are the gates of every trial; guests may add more.
+// commonGates are the gates of every trial. Applications, loads and subjects (kind.Guest) may add more.
 var commonGates = []*Gate{
 	GateIdle, GateIdleCopy, GateRate, GateErrors, GateDrain, GateUnsent, GateLag, GateLagRunning, GateGenerator,
 	GateConnections, GateDriftLatency, GateDriftRate, GateThrottled, GateHeld, GateWindow, GateContained, GateNodes,

@@ -80,7 +80,7 @@ func (d Dependence) WithOwn(series ...[]float64) Dependence {
 	return d
 }
 
-// LearnOwn learns from one series alone, such as a coefficient of a model by block.
+// LearnOwn learns from one series alone, such as the values of a coefficient, one for each block.
 func LearnOwn(xs []float64) Dependence { return Dependence{}.WithOwn(xs) }
 
 // OwnKnown reports whether there were enough values of the arm itself.
@@ -128,7 +128,7 @@ type Series struct {
 	dependence Dependence
 	values     []float64
 	variance   float64  // cached result of inflation; 0 before
-	states     []fitted // nil before
+	states     []fitted // cached fits in the variable states; nil until first needed
 }
 
 // Of returns a series of values, in the order of blocks, under this dependence.
@@ -209,7 +209,7 @@ func (d Dependence) over(xs []float64) (inflation float64) {
 // The factors for Beyond, by which an interval that may be too narrow is widened before a value is compared with it.
 const (
 	StrongTimes = 5 // neighbouring blocks resemble each other strongly
-	UnevenTimes = 3 // trials are uneven; covers 95 % in the worst simulated setting
+	UnevenTimes = 3 // trials differ much in size; this factor makes intervals cover 95 % in the worst simulation
 )
 
 // Beyond reports whether a value lies outside of the interval after it is widened by a factor.

@@ -28,10 +28,10 @@ func single(levels ...float64) (all [][]float64) {
 }
 
 // TestPredictionsBySimulation measures how often prediction intervals at a level that was left out of the fit cover a
-// trial of a new block at that level. Noise grows with the level, and the trials of a block share a part of it. The
-// level that is left out lies between others, or is the lowest or the highest, at which the line is extrapolated. The
-// allowed range of coverage is wider for a single level than for all levels of a setting: at the smallest level, the
-// variance is known least, and intervals cover too often.
+// trial of a new block at that level. In most settings noise grows with the cost, and the trials of a block share a
+// part of it. The level that is left out lies between others, or is the lowest or the highest, at which the line is
+// extrapolated. The allowed range of coverage is wider for a single level than for all levels of a setting: at the
+// smallest level, the variance is known least, and intervals cover too often.
 func TestPredictionsBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| levels of | noise | blocks | left out | covered % | no line % | width |")
@@ -117,16 +117,16 @@ func TestPredictionsBySimulation(t *testing.T) {
 	}
 }
 
-// TestBentPredictionsBySimulation measures the coverage of prediction intervals if the cost is not a line, at a level
-// inside of the range that was left out of the fit. Curves that bend smoothly, or rise in many steps, are covered too
-// often: levels stray from the line together, and the interval has room for each to stray by itself. A single kink at
-// the level that was left out is not covered.
+// TestBentPredictionsBySimulation measures the coverage of prediction intervals for a cost that is not a line, at a
+// level that was left out of the fit and lies between others. Curves that bend smoothly, or rise in many steps, are
+// covered too often: levels stray from the line together, and the interval has room for each to stray by itself.
+// Intervals do not cover a single kink at the level that was left out, which is not simulated.
 func TestBentPredictionsBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| curve | levels | noise | given % | covered % | width |")
 	for _, c := range []struct {
 		name string
-		at   func(part float64) float64 // of the largest level
+		at   func(part float64) float64 // the cost at a level, which is given as a part of the largest level
 	}{
 		{"slope that falls by half", func(p float64) float64 { return 1 + 2*p + 0.9*math.Sqrt(p) }},
 		{"root", func(p float64) float64 { return 1 + 3*math.Sqrt(p) }},

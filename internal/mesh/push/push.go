@@ -55,7 +55,7 @@ const (
 // Options configures the load: where the mesh is, what to change and how often.
 type Options struct {
 	Mesh string // host:port at which the mesh accepts changes
-	Key  string // Ready.Key of the mesh; may be empty
+	Key  string // services.Ready.Key of the mesh; may be empty
 	What string // One or All
 	// Interval is the time from one try to the next until the change is seen. If a fiftieth of the time since the change
 	// was requested is longer, the load waits that long instead.
@@ -262,7 +262,7 @@ func connect(
 	}
 	name, err := unix.Getpeername(fd)
 	if errors.Is(err, unix.ENOTCONN) {
-		return netip.AddrPortFrom(to.Addr(), 0), nil // the kernel returns this for a socket that was connected to port 0
+		return netip.AddrPortFrom(to.Addr(), 0), nil // the kernel's error for a socket that was connected to port 0
 	}
 	if err != nil {
 		return peer, err
@@ -402,8 +402,8 @@ func (p *Push) notYet(err error) bool {
 }
 
 // lastFirst returns the services in the order in which the load checks them: the last, and then the others from the
-// first on. A store that changes services one by one goes by name, so the last service changes last; in a store that
-// goes the other way, the first service does.
+// first on. A data plane that updates services one by one in the order of their names updates the last service last;
+// one that goes in reverse order updates the first service last.
 func lastFirst(n int) []int {
 	order := []int{n - 1}
 	for i := range n - 1 {
@@ -415,7 +415,7 @@ func lastFirst(n int) []int {
 // sight records when a change was seen.
 type sight struct {
 	at  int64 // when a connection that showed it was complete, ns by pace.Now
-	gap int64 // ns from the start of the last try that did not show it (if none, of the one that did) until then
+	gap int64 // ns from the start of the last try without it until at; if there is none, from the start of the first try
 }
 
 // watch makes connections until all of the services have shown a change that they did not show before. A service that
@@ -431,8 +431,8 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 		reached, err := p.connect(i)
 		now := pace.Now()
 		p.tries++
-		// A store that makes a change piece by piece has moments without endpoints, with half an endpoint, and without
-		// the service.
+		// While a data plane applies a change piece by piece, a service may have no endpoint, an incomplete one, or not
+		// exist, so these errors are expected.
 		refused := errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EPERM)
 		if err != nil && !p.notYet(err) {
 			return seen, fmt.Errorf("connecting to service %d: %w", i, err)

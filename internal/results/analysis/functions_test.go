@@ -30,7 +30,7 @@ func flat(int) float64    { return 0.4 }
 func profiledRun(
 	seed uint64, blocks, functions int, shape func(int) float64, adds map[string]float64,
 ) (record.Run, []record.Trial) {
-	const samplesOf = 2000 * 4 * 99 * 1e-6 // a microsecond
+	const samplesOf = 2000 * 4 * 99 * 1e-6 // in a trial, for each microsecond of cost per request
 	r := rand.New(rand.NewPCG(seed, 7))
 	run, trials := simulatedRun(blocks, func(string, int) float64 { return 250e-6 })
 	spread := map[int]float64{}
@@ -62,7 +62,7 @@ func profiledRun(
 				})
 			}
 		}
-		for j := range p.Functions { // the counter's time, divided by samples
+		for j := range p.Functions { // the counter's time, shared out by samples
 			p.Functions[j].Seconds = total * 1e-6 * 8000 * float64(p.Functions[j].Samples) / float64(p.Samples)
 		}
 		t.Profile = p

@@ -64,8 +64,8 @@ type bench struct {
 	began    time.Time
 	epoch    int64 // ns by pace.Now
 	groups   int
-	retried  time.Duration // time spent on repeats of disturbed weights
-	seen     []observed    // what the witness saw while the current weight was planted
+	retried  time.Duration // time spent on tries that were repeated, for whatever reason
+	seen     []observed    // how others used the machine while the current weight was planted, by package witness
 	children map[int]bool  // PIDs of all processes that were ever planted
 	report   *Report
 }
@@ -135,7 +135,7 @@ func (o *Options) check() error {
 // minJudged is the minimum number of judged weights for a section to count as weighed.
 const minJudged = 1
 
-// unweighed returns the sections with weights to judge in which fewer than minJudged could be judged.
+// unweighed returns the sections that have weights to judge, but fewer than minJudged that could be judged.
 func (r *Report) unweighed() (names []string) {
 	for _, section := range Sections {
 		if judged, of := r.Judged(section); of > 0 && judged < minJudged {
@@ -146,7 +146,7 @@ func (r *Report) unweighed() (names []string) {
 }
 
 // Judged returns the number of a section's weights that were judged, and the number of all its weights, which includes
-// disturbed and missing ones. Weights that are information only count in neither.
+// disturbed and missing ones. Neither number includes weights that are only informational.
 func (r *Report) Judged(section string) (judged, of int) {
 	for _, w := range r.Weights {
 		switch {
@@ -187,7 +187,7 @@ func (r *Report) Verdict() error {
 // tries is the maximum number of times that a weight is measured if noise or chance can spoil it.
 const tries = 3
 
-// quickRetries is the time that a quick calibration spends on repeating disturbed weights.
+// quickRetries is how much time repeats may take in a quick calibration before it stops repeating disturbed weights.
 const quickRetries = 8 * time.Second
 
 // quickRepeats is the time after which a quick calibration repeats only a weight that passed as often as it failed.
@@ -319,10 +319,14 @@ func anySpoilable(all [][]Weight, is func(passed, failed int) bool) bool {
 	})
 }
 
-// majority combines all tries into one verdict for each weight. A weight that neither noise nor chance can spoil fails
-// if it ever failed. Any other weight passes if it passed more often than it failed. Otherwise it fails if it failed
-// in more than half of the tries or was never disturbed, and else it is disturbed. Weights are matched by name. The
-// other fields are those of the last try with the combined verdict.
+// majority combines all tries into one verdict for each weight, by the first rule that applies:
+//   - a weight that neither noise nor chance can spoil fails if it ever failed;
+//   - a weight passes if it passed more often than it failed;
+//   - it fails if it failed in more than half of the tries, or failed and was never disturbed;
+//   - it is disturbed if it ever was;
+//   - it keeps its last verdict.
+//
+// Weights are matched by name. The other fields are those of the last try with the combined verdict.
 func majority(all [][]Weight) []Weight {
 	stands := slices.Clone(all[len(all)-1])
 	for i, last := range stands {
@@ -389,7 +393,8 @@ func (b *bench) now() int64 {
 	return now
 }
 
-// clockScale is the factor by which the scale's clock is fast, for readings of other processes, which lack the fault.
+// clockScale is the factor by which FastClock speeds up the scale's clock. It is applied to times that other processes
+// have measured, whose clocks lack the fault.
 func (b *bench) clockScale() float64 {
 	if b.o.Fault == FastClock {
 		return 1.05

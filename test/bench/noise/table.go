@@ -37,8 +37,8 @@ func printTable(w io.Writer, found []outcome, anyOf bool) error {
 	return nil
 }
 
-// cell says how often the promise held, and gives the figures of those repetitions: the median, and the smallest and
-// largest.
+// cell says in how many repetitions the promise held, and gives the figures of all repetitions: the median, and the
+// smallest and largest.
 func cell(k kind, found []outcome) string {
 	if len(found) == 0 {
 		return "-"
