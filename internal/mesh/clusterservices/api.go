@@ -15,11 +15,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
 	"tare/internal/experiment/part"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
 )
 
@@ -33,6 +35,7 @@ const (
 	maxAnswer     = 8 << 20          // bytes of an answer of the API server
 	maxWhy        = 300              // bytes of its reason for a refusal
 	answersWithin = 15 * time.Second // shorter than the load waits for a change
+	leastWait     = 50 * time.Millisecond
 )
 
 // api is a client of the cluster's API server, with the rights of the pod's service account. Kubernetes' own client,
@@ -63,7 +66,7 @@ func inPod(dir string) (*api, error) {
 	if !roots.AppendCertsFromPEM(authority) {
 		return nil, fault.New(fault.Machine, dir, "", "the pod's service account has no certificate of the API server")
 	}
-	a.http = http.Client{Timeout: answersWithin, Transport: &http.Transport{ForceAttemptHTTP2: true,
+	a.http = http.Client{Transport: &http.Transport{ForceAttemptHTTP2: true,
 		TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}}
 	return a, nil
 }
@@ -79,7 +82,9 @@ const (
 )
 
 // call sends a request to a path (one of the above, and more text after it) with an object as its body, and decodes the
-// answer into out. The object and out may be nil.
+// answer into out. The object and out may be nil. While the API server is busy, call sends the request again when the
+// server says so: priority and fairness answers 429 before it does anything
+// (kubernetes.io/docs/concepts/cluster-administration/flow-control).
 func (a *api) call(ctx context.Context, method, path, more string, in object, out any) error {
 	var body []byte
 	if in != nil {
@@ -89,9 +94,27 @@ func (a *api) call(ctx context.Context, method, path, more string, in object, ou
 		}
 	}
 	path = fmt.Sprintf(path, a.namespace)
+	ctx, cancel := context.WithTimeout(ctx, answersWithin)
+	defer cancel()
+	for {
+		status, after, err := a.once(ctx, method, path, more, body, out)
+		seconds, bad := strconv.Atoi(after)
+		if status != http.StatusTooManyRequests || bad != nil {
+			return err
+		}
+		if pace.Sleep(ctx, max(time.Duration(seconds)*time.Second, leastWait)) != nil {
+			return err // the last refusal says more than that the time is over
+		}
+	}
+}
+
+// once sends a request of call once. It returns the status of the answer, and its Retry-After.
+func (a *api) once(ctx context.Context, method, path, more string, body []byte, out any) (
+	status int, after string, err error,
+) {
 	r, err := http.NewRequestWithContext(ctx, method, "https://"+a.server+path+more, bytes.NewReader(body))
 	if err != nil {
-		return err
+		return 0, "", err
 	}
 	r.Header.Set("Authorization", "Bearer "+a.token)
 	r.Header.Set("Content-Type", "application/json")
@@ -100,28 +123,29 @@ func (a *api) call(ctx context.Context, method, path, more string, in object, ou
 	}
 	answer, err := a.http.Do(r)
 	if err != nil {
-		return fault.Wrap(err, fault.Machine, a.server, "", "the API server does not answer")
+		return status, after, fault.Wrap(err, fault.Machine, a.server, "", "the API server does not answer")
 	}
 	defer answer.Body.Close()
+	status, after = answer.StatusCode, answer.Header.Get("Retry-After")
 	data, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	if err != nil {
-		return fault.Wrap(err, fault.Machine, a.server, "", "the API server's answer ends early")
+		return status, after, fault.Wrap(err, fault.Machine, a.server, "", "the API server's answer ends early")
 	}
-	if answer.StatusCode/100 != 2 {
-		var status struct{ Message string }
-		_ = json.Unmarshal(data, &status) // something else may have answered, in another format
+	if status/100 != 2 {
+		var said struct{ Message string }
+		_ = json.Unmarshal(data, &said) // something else may have answered, in another format
 		hint := ""
-		if answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized {
+		if status == http.StatusForbidden || status == http.StatusUnauthorized {
 			hint = needsAccount
 		}
-		return fault.New(fault.Machine, "namespace "+a.namespace, hint, "%s %s: %s: %s", method, path, answer.Status,
-			text.ClipLine(cmp.Or(status.Message, string(data)), maxWhy))
+		return status, after, fault.New(fault.Machine, "namespace "+a.namespace, hint, "%s %s: %s: %s", method, path,
+			answer.Status, text.ClipLine(cmp.Or(said.Message, string(data)), maxWhy))
 	}
 	if out == nil {
-		return nil
+		return status, after, nil
 	}
 	if err := json.Unmarshal(data, out); err != nil {
-		return fmt.Errorf("%s %s: %w", method, path, err)
+		return status, after, fmt.Errorf("%s %s: %w", method, path, err)
 	}
-	return nil
+	return status, after, nil
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -138,9 +139,7 @@ func (m *made) removeOld(ctx context.Context) error {
 // meta returns the metadata of the objects of a Service.
 func (m *made) meta(i int) object {
 	meta := object{"name": m.name(i)}
-	for key, value := range m.owner {
-		meta[key] = value
-	}
+	maps.Copy(meta, m.owner)
 	return meta
 }
 
@@ -167,9 +166,7 @@ func (m *made) make(ctx context.Context, i int) error {
 	}
 	meta := m.meta(i)
 	labels := object{serviceLabel: m.name(i), "endpointslice.kubernetes.io/managed-by": "tare"}
-	for key, value := range meta["labels"].(object) {
-		labels[key] = value
-	}
+	maps.Copy(labels, meta["labels"].(object))
 	meta["labels"] = labels
 	return m.api.call(ctx, http.MethodPost, endpointSlices, "", object{"apiVersion": "discovery.k8s.io/v1",
 		"kind": "EndpointSlice", "metadata": meta, "addressType": "IPv4", "ports": ports,

@@ -33,6 +33,7 @@ type server struct {
 	ports   map[string]int // by EndpointSlice
 	removed []string       // what was asked for with DELETE
 	full    bool           // it refuses changes
+	busy    int            // how many requests it still answers with 429
 	refuses int            // status with which it answers; 0: none
 	address string         // of Services
 }
@@ -47,6 +48,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Header.Get("Authorization") != "Bearer secret":
 		w.WriteHeader(http.StatusUnauthorized)
+	case s.busy > 0:
+		s.busy--
+		w.Header().Set("Retry-After", "0")
+		w.WriteHeader(http.StatusTooManyRequests)
 	case s.refuses != 0:
 		w.WriteHeader(s.refuses)
 		answer = object{"message": "pods is forbidden\x1b[31m: User cannot get"}
@@ -148,7 +153,7 @@ func ask(t *testing.T, at string) (service, change int) {
 // TestServe: each Service has an endpoint that answers with its number, and a change moves it to another. The endpoint
 // before still answers. All objects belong to the pod.
 func TestServe(t *testing.T) {
-	s := &server{}
+	s := &server{busy: 3} // no request is lost while the API server is busy
 	ready, err := s.run(t, 3)
 	if err != nil {
 		t.Fatal(err)
