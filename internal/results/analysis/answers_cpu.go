@@ -58,9 +58,12 @@ func limitAnswers(s *Summary, t *Table) []Answer {
 		p.Add("%swith %s, at a limit of %s, %s.",
 			p.Where()+verdict, p.Arm, quantity.Rough(limit.Value, limit.Unit), p.underLimit(used, throttled))
 		if each != nil && each.Difference != nil && !each.Difference.BaselineWithheld() && done != nil {
-			p.Add("The CPU time that they are charged for each connection %s than without the programs: "+
-				"at the %s that are left, %s of the limit; throughput %s.", p.moved(each), quantity.Rough(done.Value, done.Unit),
-				quantity.Rough(each.Difference.Value*done.Value, quantity.CPUs), p.moved(done))
+			text := "Against the baseline, the CPU time that they are charged for each connection " + p.moved(each)
+			if each.Difference.Resolved {
+				text += fmt.Sprintf(": at the %s that are left, %s of the limit", quantity.Rough(done.Value, done.Unit),
+					quantity.Rough(each.Difference.Value*done.Value, quantity.CPUs))
+			}
+			p.Add("%s; throughput %s.", text, p.moved(done))
 		}
 		took := fmt.Sprintf("By samples eBPF took %s above their tasks", p.Say("limited_bpf_cpus"))
 		bpf, cpus := p.Find("limited_bpf_cpus"), p.Find("limited_cpus")
@@ -171,13 +174,13 @@ func (p *Prose) saturated() {
 		text += fmt.Sprintf(", %s per request", Said(e))
 	}
 	if e := p.Of("cpu_busy_share", record.Direct); e != nil {
-		text += fmt.Sprintf("; %s of it is busy, and without the programs %s", p.Say("cpu_busy_share"), Said(e))
+		text += fmt.Sprintf("; %s of it is busy, and in the baseline %s", p.Say("cpu_busy_share"), Said(e))
 	}
 	if e := p.Find("app_cpu_share"); e != nil {
 		text += fmt.Sprintf("; applications take %s, loads %s", Said(e), p.Say("load_cpu_share"))
 	}
 	if e := p.Find("throughput_per_second"); e != nil && e.Difference != nil {
-		text += fmt.Sprintf("; throughput is %s; against the same without the programs it %s", Said(e), p.moved(e))
+		text += fmt.Sprintf("; throughput is %s; against the baseline it %s", Said(e), p.moved(e))
 		if e.Ratio != nil && e.Difference.Resolved {
 			text += fmt.Sprintf(" (%s)", quantity.DeltaValue(e.Ratio.Value-1, quantity.Part))
 		}

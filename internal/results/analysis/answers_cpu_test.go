@@ -94,12 +94,12 @@ func TestLimitAnswers(t *testing.T) {
 		}, []string{
 			"There is too little to say whether application and programs share the limit: with heavy, at a limit of 0.25 CPU, " +
 				"what the limited groups used of it cannot be told, throttled in 97 %",
-			"The CPU time that they are charged for each connection is 400 us [360, 440] higher than without the programs",
+			"Against the baseline, the CPU time that they are charged for each connection is 400 us [360, 440] higher: at",
 		}},
 		{"the throttling is withheld", func(s *Summary) {
 			s.set("limited_throttled_share", func(e *Estimate) { e.Withheld = "3 of 8 trials were lost" })
 		}, []string{
-			"There is too little to say", "(the fullest group 100 %", "of its own). The CPU time that they are charged",
+			"There is too little to say", "(the fullest group 100 %", "of its own). Against the baseline, the CPU time that they",
 		}},
 		{"a baseline without throughput", func(s *Summary) {
 			s.set("throughput_per_second", func(e *Estimate) { e.Difference = nil })
