@@ -58,12 +58,14 @@ func TestIstioChange(t *testing.T) {
 	p.changes(t, s, "istio")
 }
 
-// kernelmesh starts the reference data plane on each node, with an environment variable of its DaemonSet.
-func (p *plugin) kernelmesh(t *testing.T, env string) {
+// kernelmesh starts the reference data plane on each node. group is the cgroup v2 group of the node, as the node sees it,
+// and env an environment variable of the DaemonSet.
+func (p *plugin) kernelmesh(t *testing.T, group, env string) {
 	t.Helper()
 	_, kubectl := p.must(t)
 	kubectl("apply", "-f", "../../deploy/kubernetes/kernelmesh.yaml")
-	kubectl("-n", "tare-mesh", "set", "env", "daemonset/kernelmesh", "CGROUP=unified/kubepods", env) // of a hybrid machine
+	kubectl("-n", "tare-mesh", "set", "env", "daemonset/kernelmesh", "CGROUP=unified"+group+"/kubepods",
+		env) // the machine is hybrid
 	kubectl("-n", "tare-mesh", "rollout", "status", "daemonset/kernelmesh", "--timeout=120s")
 }
 
@@ -72,7 +74,7 @@ func TestKernelmesh(t *testing.T) {
 	long.Test(t, "8 min: kernelmesh on each node, where TARE_ISTIO has Istio")
 	p := upWithIstio(t)
 	p.experiments(t)
-	p.kernelmesh(t, "STEPS=0")
+	p.kernelmesh(t, "", "STEPS=0")
 	s := p.readyMade(t, "cluster/kernelmesh", "-n", "tare-experiments")
 	p.changes(t, s, "kernelmesh")
 	of := map[string]float64{}
@@ -94,7 +96,7 @@ func TestKernelmesh(t *testing.T) {
 func TestCPULimit(t *testing.T) {
 	long.Test(t, "8 min: pods with a CPU limit, and kernelmesh's programs, where TARE_ISTIO has Istio")
 	p := upWithIstio(t)
-	p.kernelmesh(t, "STEPS=65535")
+	p.kernelmesh(t, "", "STEPS=65535")
 	s := p.readyMade(t, "cluster/cpu-limit")
 	levels := 0
 	for i := range s.Estimates {
@@ -123,7 +125,7 @@ func TestCPULimit(t *testing.T) {
 func TestSaturation(t *testing.T) {
 	long.Test(t, "8 min: a saturated node with kernelmesh, where TARE_ISTIO has Istio")
 	p := istioOn(t, Options{MachineNodes: 1}) // two nodes on one machine would count its CPUs twice, and programs once
-	p.kernelmesh(t, "STEPS=0")
+	p.kernelmesh(t, p.Group+"/n1", "STEPS=0")
 	s := p.readyMade(t, "cluster/saturation")
 	levels := 0
 	for i := range s.Estimates {
