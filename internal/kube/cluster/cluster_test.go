@@ -641,6 +641,32 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestManyCPUs: the longest window of a node with very many busy CPUs is plausible, although each level of control
+// groups counts their time again.
+func TestManyCPUs(t *testing.T) {
+	const used = 1100 * 300 // CPUs, seconds
+	l := clustertest.Ledger(0)
+	l.Window.End, l.Window.Seconds, l.Host.CPUs = l.Window.Start.Add(5*time.Minute), 300, 1100
+	l.CPU = ledger.CPU{Capacity: used, Attributed: used, BPFUnsplit: new(0.0),
+		Lines: []ledger.CPULine{{Name: ledger.LineGroups, Seconds: used}}}
+	l.Cgroups, l.Programs, l.Maps = nil, nil, nil
+	name := &ledger.Name{Namespace: "shop", Pod: "web-0", PodUID: "uid-web-0", Container: "app"}
+	for _, path := range []string{"/", "/kubepods", "/kubepods/burstable", "/kubepods/burstable/pod",
+		"/kubepods/burstable/pod/app"} {
+		g := ledger.Cgroup{Path: path, CPUSeconds: new(float64(used))}
+		if strings.HasSuffix(path, "/app") {
+			g.Name = name
+		}
+		l.Cgroups = append(l.Cgroups, g)
+	}
+	m := cluster.New(clustertest.Pods(1), cluster.Options{})
+	m.Add(clustertest.Node(0, l))
+	c := m.Finish()
+	if got := c.Total.CPU.NetKnown(); c.Answered != 1 || got != used {
+		t.Errorf("%d nodes answered (%s), and used %v s, want %d", c.Answered, c.Nodes[0].Failed, got, used)
+	}
+}
+
 // FuzzMerge: whatever a node answers, the account adds up, and its names are bounded.
 func FuzzMerge(f *testing.F) {
 	for i := range 2 {

@@ -15,7 +15,10 @@ import (
 
 // Bounds on the figures of one node, so that no sum over MaxNodes nodes overflows.
 const (
-	maxFigure  = 1e15 // sum over all groups, in nanoseconds or bytes; a group's usage also counts in those above it
+	// maxFigure is the largest sum over all groups, in nanoseconds or bytes: MaxNodes times maxFigure fits in 63 bits. A
+	// group's usage also counts in the groups above it and in the budget. Containers of pods are four groups deep, so the
+	// CPU time of 1,200 busy CPUs in five minutes, the longest window, is below it.
+	maxFigure  = 1.8e15
 	maxCPUs    = 1e6
 	minSeconds = 1e-3
 )
@@ -71,16 +74,22 @@ func plausible(l *ledger.Ledger) error {
 	case !(s >= minSeconds && s <= 1e6):
 		return fmt.Errorf("the window of its ledger lasts %v s", s)
 	}
-	sums := [2]float64{}
+	sums := [3]float64{} // seconds and bytes that are added up as integers; other seconds
 	count := func(i int, v float64) { sums[i] += math.Abs(v) }
-	for _, v := range []float64{l.CPU.Capacity, l.CPU.Idle, l.CPU.Steal, l.CPU.Attributed, l.CPU.Unexplained} {
-		count(0, v)
+	count(0, l.CPU.Attributed)
+	for _, v := range []float64{l.CPU.Capacity, l.CPU.Idle, l.CPU.Steal, l.CPU.Unexplained} {
+		count(2, v)
 	}
 	for i := range l.CPU.Lines {
-		count(0, l.CPU.Lines[i].Seconds)
+		if l.CPU.Lines[i].Name != ledger.LineGroups { // its parts are the groups themselves
+			count(0, l.CPU.Lines[i].Seconds)
+		}
 	}
 	for i := range l.Cgroups {
 		g := &l.Cgroups[i]
+		if g.Path == "/" || g.Path == "" {
+			continue // not a part of the account
+		}
 		count(0, known.Or(g.CPUSeconds, 0))
 		if m := g.Memory; m != nil {
 			count(1, float64(known.Or(m.Hard, 0)))
@@ -88,7 +97,7 @@ func plausible(l *ledger.Ledger) error {
 			count(1, float64(known.Or(m.WorkingSet, 0)))
 		}
 	}
-	if !(sums[0]*1e9 <= maxFigure && sums[0]/s <= maxCPUs && sums[1] <= maxFigure) {
+	if !(sums[0]*1e9 <= maxFigure && sums[0]/s <= maxCPUs && sums[1] <= maxFigure && sums[2]/s <= maxCPUs) {
 		return errors.New("its ledger has impossible figures")
 	}
 	return nil
