@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"reflect"
 	"runtime"
@@ -641,6 +642,31 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestImpossible: figures and times with which sums would overflow, or the account could not be written, cost only the
+// node that answers them.
+func TestImpossible(t *testing.T) {
+	for what, change := range map[string]func(l *ledger.Ledger){
+		"start":       func(l *ledger.Ledger) { l.Window.Start = time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC) },
+		"end":         func(l *ledger.Ledger) { l.Window.End = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) },
+		"idle stolen": func(l *ledger.Ledger) { l.CPU.IdleStolen = new(-1e308) },
+		"CPUs":        func(l *ledger.Ledger) { l.Host.CPUs = 1e9 },
+		"no CPUs":     func(l *ledger.Ledger) { l.Host.CPUs = -1 },
+	} {
+		m := cluster.New(clustertest.Pods(3), cluster.Options{})
+		m.Add(clustertest.Node(0, clustertest.Ledger(0)))
+		for i := 1; i < 3; i++ {
+			l, n := clustertest.Ledger(i), clustertest.Node(i, nil)
+			change(l)
+			n.Ledger, n.Clock.OffsetSeconds = l, new(float64(3-2*i)) // fast and slow
+			m.Add(n)
+		}
+		c := m.Finish()
+		if err := text.WriteJSON(io.Discard, c); err != nil || c.Answered != 1 || c.Capacity.CPUs != 4 {
+			t.Errorf("%s: %d nodes with %v CPUs answered, error %v", what, c.Answered, c.Capacity.CPUs, err)
+		}
+	}
+}
+
 // TestManyCPUs: the longest window of a node with very many busy CPUs is plausible, although each level of control
 // groups counts their time again.
 func TestManyCPUs(t *testing.T) {
@@ -684,6 +710,7 @@ func FuzzMerge(f *testing.F) {
 		m := cluster.New(clustertest.Pods(2), cluster.Options{Containers: true, Spread: spread})
 		m.Add(clustertest.Node(0, &l))
 		m.Add(clustertest.Node(1, clustertest.Ledger(1)))
+		m.Add(clustertest.Node(2, &l)) // sums of two such nodes may overflow
 		c := m.Finish()
 		var b bytes.Buffer
 		if err := text.WriteJSON(&b, c); err != nil {

@@ -74,10 +74,16 @@ func plausible(l *ledger.Ledger) error {
 	case !(s >= minSeconds && s <= 1e6):
 		return fmt.Errorf("the window of its ledger lasts %v s", s)
 	}
+	for _, at := range []time.Time{l.Window.Start, l.Window.End} {
+		if y := at.UTC().Year(); y < 1970 || y > 9000 { // JSON has years up to 9999, and the node's clock may be off
+			return fmt.Errorf("the window of its ledger is in the year %d", y)
+		}
+	}
 	sums := [3]float64{} // seconds and bytes that are added up as integers; other seconds
 	count := func(i int, v float64) { sums[i] += math.Abs(v) }
 	count(0, l.CPU.Attributed)
-	for _, v := range []float64{l.CPU.Capacity, l.CPU.Idle, l.CPU.Steal, l.CPU.Unexplained} {
+	for _, v := range []float64{l.CPU.Capacity, l.CPU.Idle, l.CPU.Steal, l.CPU.Unexplained,
+		known.Or(l.CPU.IdleStolen, 0)} {
 		count(2, v)
 	}
 	for i := range l.CPU.Lines {
@@ -97,7 +103,8 @@ func plausible(l *ledger.Ledger) error {
 			count(1, float64(known.Or(m.WorkingSet, 0)))
 		}
 	}
-	if !(sums[0]*1e9 <= maxFigure && sums[0]/s <= maxCPUs && sums[1] <= maxFigure && sums[2]/s <= maxCPUs) {
+	if n := l.Host.CPUs; n < 0 || n > maxCPUs ||
+		!(sums[0]*1e9 <= maxFigure && sums[0]/s <= maxCPUs && sums[1] <= maxFigure && sums[2]/s <= maxCPUs) {
 		return errors.New("its ledger has impossible figures")
 	}
 	return nil
