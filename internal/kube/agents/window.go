@@ -25,6 +25,7 @@ const (
 	connectWithin = 10 * time.Second // to reach a node's agent and read its clock
 	answerWithin  = 15 * time.Second // after the end of the window, plus the lead
 	clockReadings = 5
+	askBefore     = 45 * time.Second // the longest time before a window to ask for it: agents accept a minute
 	// How long before the window the agents are asked for it, so that all can be reached in time: the largest of a
 	// constant plus a time per agent, a multiple of the slowest clock reading, and a fraction of the total time of all
 	// readings divided by atATime. Asking the agents takes about 1/clockReadings of that quotient, or more on a machine
@@ -135,6 +136,7 @@ func openWindow(ctx context.Context, agents []Agent, after, d time.Duration, acc
 				ctx := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 					GotConn: func(httptrace.GotConnInfo) { r.asked.Store(true) },
 				})
+				_ = pace.Sleep(ctx, time.Until(w.Start.Add(-askBefore))) // the request fails if ctx has ended
 				l, err := r.agent.At(ctx, w.Start.Add(r.Offset), d)
 				if err != nil {
 					r.Failed = reason(err)

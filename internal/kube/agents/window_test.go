@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"tare/internal/scale/ledger"
@@ -65,6 +66,10 @@ func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn 
 		return
 	}
 	begin := at.Add(-ahead)
+	if time.Until(begin) > time.Minute { // as tare-agent does
+		http.Error(w, "at must be 0s to 1m0s from now", http.StatusBadRequest)
+		return
+	}
 	f.mu.Lock()
 	_, again := f.begins[node]
 	f.begins[node] = begin
@@ -220,6 +225,24 @@ func TestAskedTooLate(t *testing.T) {
 			t.Errorf("%q", a.Failed)
 		}
 	}
+}
+
+// TestWindowLater: a window may begin after the longest warm-up of a spec.
+func TestWindowLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakes{begins: map[string]time.Time{}, behaves: func(string) string { return "" },
+			ahead: func(string) time.Duration { return time.Hour }}
+		began := time.Now()
+		w := openWindow(t.Context(), []Agent{{Node: "n", Port: agentPort}}, 10*time.Minute, time.Second, &Access{}, f.dial)
+		if after := w.Start.Sub(began); after < 10*time.Minute {
+			t.Errorf("the window begins after %v", after)
+		}
+		for a := range w.Answers {
+			if a.Failed != "" || !f.begins["n"].Equal(w.Start) {
+				t.Errorf("%q; the window began at %v, want %v", a.Failed, f.begins["n"], w.Start)
+			}
+		}
+	})
 }
 
 // TestWindowEnds: Ctrl-C ends a window at once.
