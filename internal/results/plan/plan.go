@@ -212,8 +212,8 @@ func Make(sources []comparison.Source, ask Ask) (*Plan, error) {
 		case !s.Summary.Valid:
 			return nil, fault.New(fault.Invalid, s.Dir, "run it again", "the run is invalid: %s",
 				strings.Join(s.Summary.InvalidReasons, "; "))
-		case s.Run.Nodes != nil:
-			return nil, fault.New(fault.Usage, s.Dir, "name a run on one machine",
+		case onNodes(s.Run):
+			return nil, fault.New(fault.Usage, s.Dir, "name a run without \"nodes\"",
 				"it ran on several nodes, and its record does not say whether levels are of each or of all")
 		}
 		p.warn(s, sources[0])
@@ -278,6 +278,24 @@ func Make(sources []comparison.Source, ask Ask) (*Plan, error) {
 	}
 	return nil, fault.New(fault.Invalid, sources[0].Dir, "see the models: tare report DIR --all",
 		"nothing can be planned: %s", why)
+}
+
+// onNodes reports whether an experiment ran on several nodes. Of a run in a cluster, only its spec says so.
+func onNodes(r record.Run) bool {
+	var spec struct {
+		Nodes   int            `json:"nodes"`
+		Factors map[string]any `json:"factors"`
+	}
+	_ = json.Unmarshal(r.Spec, &spec) // a spec that cannot be read names no nodes
+	_, is := spec.Factors["nodes"]
+	for _, levels := range spec.Factors {
+		cases, _ := levels.(map[string]any)
+		for _, settings := range cases {
+			of, _ := settings.(map[string]any)
+			is = is || of["nodes"] != nil
+		}
+	}
+	return is || r.Nodes != nil || spec.Nodes > 0
 }
 
 // warn adds what makes the figures of a run less certain, or less comparable with those of the first.

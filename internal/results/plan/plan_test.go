@@ -382,6 +382,11 @@ func TestRefused(t *testing.T) {
 	invalid, nodes, s := usual().source(t), usual().source(t), usual().source(t)
 	invalid.Summary.Valid, invalid.Summary.InvalidReasons = false, []string{"it is made so"}
 	nodes.Run.Nodes = &record.Nodes{Count: 2}
+	inCluster := func(spec string) comparison.Source {
+		s := s
+		s.Run.Spec = []byte(spec)
+		return s
+	}
 	ask := Ask{For: map[string]float64{"rate": 600}}
 	for _, c := range []struct {
 		source comparison.Source
@@ -390,6 +395,10 @@ func TestRefused(t *testing.T) {
 		says   string
 	}{
 		{invalid, "", fault.Invalid, "it is made so"}, {nodes, "", fault.Usage, "several nodes"},
+		{inCluster(`{"nodes":3}`), "", fault.Usage, "several nodes"},
+		{inCluster(`{"factors":{"nodes":["1","3"]}}`), "", fault.Usage, "several nodes"},
+		{inCluster(`{"factors":{"size":{"small":{"nodes":"3"}}}}`), "", fault.Usage, "several nodes"},
+		{inCluster(`{"factors":{"size":{"small":{"client.rate":"3"}},"client.rate":["1"]}}`), "mesh", 0, ""},
 		{s, "sidecar", fault.Usage, "no such arm"}, {s, record.Direct, fault.Usage, "no such arm"}, {s, "mesh", 0, ""},
 	} {
 		ask.Arm = c.arm
