@@ -429,8 +429,8 @@ const (
 	noWhole     = "no line was fitted to the whole arm, and its components may not hold all of it"
 )
 
-// otherwise names the settings of an arm, and the conditions of its run, that differ between two runs, except for
-// settings that either run sweeps.
+// otherwise names the settings of an arm, the conditions of its run and the programs in another version that differ
+// between two runs, except for settings that either run sweeps.
 func otherwise(a, b record.Run, arm string) string {
 	x, sweptX, errX := settingsOf(a.Spec, arm)
 	y, sweptY, errY := settingsOf(b.Spec, arm)
@@ -448,7 +448,29 @@ func otherwise(a, b record.Run, arm string) string {
 			differ = append(differ, strings.TrimPrefix(setting, "arms."+arm+"."))
 		}
 	}
+	for name, version := range lists.ByKey(a.Environment.Subjects) {
+		other, both := b.Environment.Subjects[name]
+		if both && other != version && !ofOtherArm(name, a.Spec, arm) {
+			differ = append(differ, "the version of "+name)
+		}
+	}
 	return strings.Join(differ, ", ")
+}
+
+// ofOtherArm reports whether a program is known to be the subject of other arms only: it has the name of their kind of
+// subject. Programs by other names, and that of the baseline, may be any arm's.
+func ofOtherArm(program string, raw json.RawMessage, arm string) bool {
+	type part struct {
+		Subject string `json:"subject"`
+	}
+	var spec struct {
+		Arms     map[string]part `json:"arms"`
+		Baseline part            `json:"baseline"`
+	}
+	if json.Unmarshal(raw, &spec) != nil || program == spec.Baseline.Subject || program == spec.Arms[arm].Subject {
+		return false
+	}
+	return slices.Contains(slices.Collect(maps.Values(spec.Arms)), part{program})
 }
 
 // settingsOf returns the settings of an arm and the conditions of its run in JSON, by path, and the factors of the run.

@@ -377,6 +377,41 @@ func TestOneLoad(t *testing.T) {
 	}
 }
 
+// TestOneVersion: the CPUs of one version of a subject are not added to the memory of another.
+func TestOneVersion(t *testing.T) {
+	const spec = `{"arms":{"mesh":{"subject":%q},"other":{"subject":"envoy"}},"baseline":{"subject":"nginx"},` +
+		`"factors":{"client.rate":null}}`
+	of := func(m made, subject string, versions map[string]string) comparison.Source {
+		s := m.source(t)
+		s.Run.Spec, s.Run.Environment.Subjects = []byte(fmt.Sprintf(spec, subject)), versions
+		return s
+	}
+	withheld := usual()
+	withheld.dir, withheld.CPU = "old", func(x float64) float64 { return x * x }
+	for name, c := range map[string]struct {
+		subject  string
+		old, new map[string]string
+		leaves   string // program in whose version the runs differ
+	}{
+		"same":      {"haproxy", map[string]string{"haproxy": "2.8"}, map[string]string{"haproxy": "2.8"}, ""},
+		"another":   {"haproxy", map[string]string{"haproxy": "2.8"}, map[string]string{"haproxy": "3.2"}, "haproxy"},
+		"baseline":  {"haproxy", map[string]string{"nginx": "1.28"}, map[string]string{"nginx": "1.29"}, "nginx"},
+		"command":   {"command", map[string]string{"proxyd": "1.0"}, map[string]string{"proxyd": "2.0"}, "proxyd"},
+		"other arm": {"haproxy", map[string]string{"envoy": "1.39"}, map[string]string{"envoy": "1.40"}, ""},
+		"absent":    {"haproxy", nil, map[string]string{"envoy": "1.40"}, ""},
+	} {
+		p, err := Make([]comparison.Source{of(withheld, c.subject, c.old), of(usual(), c.subject, c.new)},
+			Ask{For: map[string]float64{"rate": 600}})
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		conflict := "mesh of rate is left out: it differs from that of old in the version of " + c.leaves
+		if left := slices.Contains(p.Conflicts, conflict); left != (c.leaves != "") || left != (p.Arms[0].CPUs == nil) {
+			t.Errorf("%s: CPUs %+v, conflicts %q", name, p.Arms[0].CPUs, p.Conflicts)
+		}
+	}
+}
+
 // TestRefused: Make rejects invalid runs, runs on several nodes, and arms that do not exist or have no subject.
 func TestRefused(t *testing.T) {
 	invalid, nodes, s := usual().source(t), usual().source(t), usual().source(t)
