@@ -134,20 +134,43 @@ type PlannedTrial struct {
 // Environment holds the properties of the machine that could change the answer. A field that could not be read is
 // empty.
 type Environment struct {
-	Hostname    string            `json:"hostname"`
-	Kernel      string            `json:"kernel"`
-	Distro      string            `json:"distro"`
-	CPUModel    string            `json:"cpu_model"`
-	CPUs        int               `json:"cpus"`
-	MemoryBytes uint64            `json:"memory_bytes"`
-	Governor    string            `json:"governor"`
-	CgroupMode  string            `json:"cgroup_mode"`
-	Lockdown    string            `json:"lockdown"`
-	Clocksource string            `json:"clocksource"`
-	SwapBytes   uint64            `json:"swap_bytes"`
-	Virtual     string            `json:"virtualization"`
-	Subjects    map[string]string `json:"subjects"` // name -> version
+	Hostname    string `json:"hostname"`
+	Kernel      string `json:"kernel"`
+	Distro      string `json:"distro"`
+	CPUModel    string `json:"cpu_model"`
+	CPUs        int    `json:"cpus"`
+	MemoryBytes uint64 `json:"memory_bytes"`
+	Governor    string `json:"governor"`
+	CgroupMode  string `json:"cgroup_mode"`
+	Lockdown    string `json:"lockdown"`
+	Clocksource string `json:"clocksource"`
+	SwapBytes   uint64 `json:"swap_bytes"`
+	Virtual     string `json:"virtualization"`
+	// Subjects has the versions of what was weighed, by the name of the program. For what was installed in a cluster, it
+	// has the images of its containers, by the name of the container, once trials have shown them.
+	Subjects map[string]string `json:"subjects"`
 }
+
+// Installed is Trial.Subject of a subject that was installed in a cluster.
+type Installed struct {
+	Images map[string]string `json:"images"` // of its containers, by name; several in order, separated by commas
+}
+
+// AddVersion adds a version, or several separated by commas, to those of a program, which are kept in order.
+func AddVersion(versions map[string]string, program, version string) {
+	all := strings.Split(version, versionSeparator)
+	if known, is := versions[program]; is {
+		all = append(all, strings.Split(known, versionSeparator)...)
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	versions[program] = strings.Join(all[:min(len(all), maxVersions)], versionSeparator)
+}
+
+const (
+	versionSeparator = ", "
+	maxVersions      = 8 // of one program
+)
 
 // Trial is one line of trials.jsonl: one arm at one level of each factor, run once, with fresh processes.
 type Trial struct {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -106,7 +107,7 @@ func TestFollow(t *testing.T) {
 	s.Holds(0)
 	fmt.Fprintln(s, "begun")
 	to := <-copied
-	r := Recorder{w, s}
+	r := Recorder{w, s, new(run)}
 	for i, p := range run.Plan {
 		if err := r.Append(record.Trial{Schema: record.TrialSchema, PlannedTrial: p}); err != nil {
 			t.Fatal(err)
@@ -190,7 +191,7 @@ func TestLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := Recorder{w, s}
+	r := Recorder{w, s, new(run)}
 	if err := r.Append(record.Trial{Schema: record.TrialSchema, PlannedTrial: run.Plan[0]}); err != nil {
 		t.Fatal(err)
 	}
@@ -201,6 +202,34 @@ func TestLost(t *testing.T) {
 		t.Errorf("%v, %v", end, err)
 	}
 	same(t, dir, f.Copy.Dir())
+}
+
+// TestVersions: run.json has the images of what trials found in the cluster, and a program with several has all.
+func TestVersions(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	of := run
+	of.Environment.Subjects = map[string]string{"variant": "0.5.0"}
+	w, err := record.Create(dir, of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	r := Recorder{w, NewServer(dir, nil), &of}
+	for i, subject := range []string{"", `{"images":{"proxy":"proxy:2","discovery":"pilot:2"}}`, `{"images":{"proxy":"proxy:1"}}`} {
+		tr := record.Trial{Schema: record.TrialSchema, PlannedTrial: run.Plan[min(i, 1)], Attempt: max(i-1, 0),
+			Subject: []byte(subject)}
+		if subject == "" {
+			tr.Subject = nil
+		}
+		if err := r.Append(tr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := record.Read(dir)
+	want := map[string]string{"variant": "0.5.0", "proxy": "proxy:1, proxy:2", "discovery": "pilot:2"}
+	if err != nil || !maps.Equal(got.Run.Environment.Subjects, want) {
+		t.Errorf("%v, %v, want %v", err, got.Run.Environment.Subjects, want)
+	}
 }
 
 // TestStartedAgain: the progress of a coordinator that was started again is shown from its beginning.

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 )
 
 // Port is the port on which a coordinator listens.
@@ -116,17 +118,45 @@ func (s *Server) Holds(trials int64) { s.tell(func() { s.begun, s.trials = true,
 // End records that the run is over.
 func (s *Server) End(err error) { s.tell(func() { s.end = endOf(err) }) }
 
-// Recorder is a run directory that reports its size to a Server.
+// Recorder is a run directory that reports its size to a Server. It adds what was installed in the cluster, which only
+// trials show, to the versions of what the run weighs.
 type Recorder struct {
 	*record.Writer
 	Server *Server
+	Run    *record.Run
 }
 
 // Append implements engine.Recorder.
 func (r *Recorder) Append(t record.Trial) error {
 	err := r.Writer.Append(t)
+	if err == nil {
+		err = r.addVersions(&t)
+	}
 	r.Server.Holds(r.Size())
 	return err
+}
+
+// maxPrograms is the maximum number of programs with a version.
+const maxPrograms = 100
+
+// addVersions adds the images of a trial to the versions in run.json.
+func (r *Recorder) addVersions(t *record.Trial) error {
+	var is record.Installed
+	if len(t.Subject) == 0 || json.Unmarshal(t.Subject, &is) != nil {
+		return nil //nolint:nilerr // another kind of subject
+	}
+	versions := map[string]string{}
+	maps.Copy(versions, r.Run.Environment.Subjects)
+	for name, image := range lists.ByKey(is.Images) {
+		if _, known := versions[name]; known || len(versions) < maxPrograms {
+			record.AddVersion(versions, name, image)
+		}
+	}
+	if maps.Equal(versions, r.Run.Environment.Subjects) {
+		return nil
+	}
+	r.Run.Environment.Subjects = versions
+	return r.UpdateRun(*r.Run)
 }
 
 // Handler serves the progress (/status), run.json and trials.jsonl, and accepts /interrupt and /fetched.

@@ -112,7 +112,7 @@ func runOrder(ctx context.Context, o *pods.Order, news *coordinator.Server) erro
 		Place: pods.New(pods.Options{Cluster: c, Nodes: o.Nodes, NodeOf: o.NodeOf, Spread: o.Spread, Image: o.Image,
 			Version: o.Version, Token: o.Token, Owned: o.Owned, Accounts: s.Accounts(),
 			Agents: func(ctx context.Context) ([]agents.Agent, error) { return c.Agents(ctx, o.Agents) }})}
-	_, err = session.Measure(ctx, runner, &coordinator.Recorder{Writer: w, Server: news},
+	_, err = session.Measure(ctx, runner, &coordinator.Recorder{Writer: w, Server: news, Run: &o.Run},
 		session.Output{Log: io.MultiWriter(news, os.Stderr), Terminal: os.Stderr})
 	return errors.Join(err, w.Close())
 }

@@ -17,6 +17,8 @@ import (
 // container is the name of the container that plays a part. Other containers in its pod are not Tare's.
 const container = "tare"
 
+const sandbox = "(sandbox)" // as in ledger.Name.Container
+
 // appPort is the port of applications in their pods, and of their Services.
 const appPort = 8080
 

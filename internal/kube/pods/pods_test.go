@@ -249,8 +249,25 @@ func TestAccount(t *testing.T) {
 	if err := x.applies(); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.account(throttle(meshViews(true), "proxy")); err != nil { // the proxy's limit belongs to the mesh
+	for _, p := range x.pods {
+		p.Spec.Containers[1].Image = "mesh/proxy:1.30"
+	}
+	views := throttle(meshViews(true), "proxy")
+	pause := group("/c/pause", "mesh-system", "pilot", sandbox, 0)
+	*pause.Memory.Anon = 0
+	pause.Memory.Derive()
+	views[2].Ledger.Cgroups = append(views[2].Ledger.Cgroups, pause)
+	for _, v := range views { // as the runtimes of the nodes name them
+		for _, g := range v.Ledger.Cgroups {
+			g.Name.Image = "docker.io/mesh/" + g.Name.Container + ":1.30"
+		}
+	}
+	if err := x.account(views); err != nil { // the proxy's limit belongs to the mesh
 		t.Fatal(err)
+	}
+	const images = `{"images":{"discovery":"docker.io/mesh/discovery:1.30","proxy":"mesh/proxy:1.30"}}`
+	if got := string(x.record.Subject); got != images {
+		t.Errorf("%s, want %s", got, images)
 	}
 	m := x.record.Metrics
 	near("CPU time of a request", m["cpu_seconds_per_request"], (0.10+0.20+0.05+0.07+0.04)/100)

@@ -265,11 +265,9 @@ func (x *trial) setUp(ctx context.Context) error {
 	}
 	x.cameUp[x.record.Arm] = true
 	if x.marks != nil {
-		images, err := json.Marshal(map[string]any{"images": imagesOf(x.pods)})
-		if err != nil {
+		if err := x.runs(imagesOf(x.pods)); err != nil {
 			return err
 		}
-		x.record.Subject = images
 	}
 	err := x.each(x.spec.Applications, func(name string, of *kind.Part) error {
 		host := "0.0.0.0"
@@ -451,11 +449,23 @@ func imagesOf(pods map[string]*api.Pod) map[string]string {
 	for _, pod := range pods {
 		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 			if c.Name != container {
-				images[c.Name] = c.Image
+				record.AddVersion(images, c.Name, c.Image)
 			}
 		}
 	}
 	return images
+}
+
+// runs records the images of the subject's containers.
+func (x *trial) runs(images map[string]string) (err error) {
+	x.record.Subject, err = json.Marshal(record.Installed{Images: images})
+	return err
+}
+
+// ours reports whether a container is in a pod of the trial.
+func (x *trial) ours(n *ledger.Name) bool {
+	return n.Namespace == x.o.Owned.Namespace &&
+		slices.ContainsFunc(slices.Collect(maps.Values(x.pods)), func(p *api.Pod) bool { return p.Name == n.Pod })
 }
 
 // applies checks that the arm's subject applies to the pods for which it is meant, and that no subject applies to any
@@ -745,6 +755,7 @@ func (x *trial) account(views []ledger.View) error {
 	charge.Apply(rules, l, nil)
 	roles := map[string]measured.GroupRole{}
 	found := map[ledger.Charged]bool{}
+	images := imagesOf(x.pods)
 	for i := range l.Cgroups {
 		g := &l.Cgroups[i]
 		var as kind.Role
@@ -762,6 +773,9 @@ func (x *trial) account(views []ledger.View) error {
 		r := measured.GroupRole{Role: as, Charged: g.Charged}
 		if as == kind.Subject {
 			r.Limited = true // it may have a limit with which it was installed
+			if n := g.Name; n != nil && n.Image != "" && n.Container != "" && n.Container != sandbox && !x.ours(n) {
+				record.AddVersion(images, n.Container, n.Image)
+			}
 		} else if g.Name != nil {
 			r.Limit = limits[g.Name.Pod]
 			r.Limited = r.Limit > 0
@@ -773,6 +787,11 @@ func (x *trial) account(views []ledger.View) error {
 		if c := rules[i].Charged; !found[c] {
 			return fmt.Errorf("no node has a control group or program of %s (%s)", cmp.Or(c.Component, c.Workload, "the load"),
 				rules[i].Patterns.String())
+		}
+	}
+	if x.marks != nil {
+		if err := x.runs(images); err != nil {
+			return err
 		}
 	}
 	x.record.Ledger = l
