@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -220,12 +221,18 @@ func (f compareFlags) like(history []comparison.Source, s comparison.Source) []c
 	if f.anyway || len(history) == 0 {
 		return history
 	}
+	var first string // reason
 	kept := slices.DeleteFunc(slices.Clone(history), func(h comparison.Source) bool {
-		return len(comparison.Apart(s.Run, h.Run)) > 0
+		if h.Dir == s.Dir {
+			return false
+		}
+		reasons := comparison.Apart(s.Run, h.Run)
+		first = cmp.Or(first, strings.Join(reasons, "; "))
+		return len(reasons) > 0
 	})
 	if left := len(history) - len(kept); left > 0 {
-		fmt.Fprintf(stderr, "%s: skipped %d of %d runs that differ from %s in more than what was weighed\n",
-			f.history, left, len(history), s.Dir)
+		fmt.Fprintf(stderr, "%s: skipped %d of %d runs that differ from %s in more than what was weighed, the first in %s\n",
+			f.history, left, len(history), s.Dir, text.Line(first))
 	}
 	return kept
 }
@@ -309,12 +316,12 @@ func alike(sources []comparison.Source, anyway bool) error {
 	if anyway {
 		return nil
 	}
-	for _, s := range sources {
+	for i, s := range sources {
 		if !s.Summary.Valid {
 			return fault.New(fault.Invalid, s.Dir, "run it again, or compare it with --anyway", "the run is invalid: %s",
 				strings.Join(s.Summary.InvalidReasons, "; "))
 		}
-		if reasons := comparison.Apart(sources[0].Run, s.Run); len(reasons) > 0 {
+		if reasons := comparison.Apart(sources[0].Run, s.Run); i > 0 && len(reasons) > 0 {
 			return fault.New(fault.Usage, s.Dir, "compare runs that differ only in what was weighed, or give --anyway",
 				"it cannot be compared with %s: they differ in %s", sources[0].Dir, strings.Join(reasons, "; "))
 		}

@@ -228,6 +228,37 @@ func TestCompareRefuses(t *testing.T) {
 	}
 }
 
+// TestCompareClusters: runs in clusters by versions that did not record the nodes are not compared, and the reason is
+// not blamed on one of them alone.
+func TestCompareClusters(t *testing.T) {
+	var parents [2]string
+	all := t.TempDir()
+	for day := range parents {
+		run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, Latency: 9e-6, Day: uint64(day)})
+		run.Environment = record.Environment{Hostname: "cluster of 3 nodes", Kernel: "6.18.0", CPUs: 12}
+		parents[day] = filepath.Join(all, run.ID)
+		writeRecord(t, parents[day], run, trials)
+	}
+	const says = "the cluster: not known whether it is the same"
+	_, err := runCompare(parents[0], parents[1])
+	if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), parents[1]+": it cannot be compared with "+
+		parents[0]+": they differ in "+says) {
+		t.Errorf("%v", err)
+	}
+	out, err := runCompare(parents[0], parents[1], "--anyway")
+	if text := strings.Join(strings.Fields(out), " "); err != nil || strings.Count(text, says) != 1 {
+		t.Errorf("%v\n%s", err, out)
+	}
+	was := stderr
+	t.Cleanup(func() { stderr = was })
+	var said bytes.Buffer
+	stderr = &said
+	if out, err := runCompare("--history", all); err != nil || !strings.Contains(out, "1 run") ||
+		!strings.Contains(said.String(), "skipped 1 of 2 runs") || !strings.Contains(said.String(), says) {
+		t.Errorf("%v, %q\n%s", err, &said, out)
+	}
+}
+
 // TestHistoryNamesInvalid: the runs that a history leaves out because they are invalid are named.
 func TestHistoryNamesInvalid(t *testing.T) {
 	parent := writeRuns(t, 0, 9e-6, 9e-6)

@@ -146,10 +146,19 @@ type Environment struct {
 	Clocksource string `json:"clocksource"`
 	SwapBytes   uint64 `json:"swap_bytes"`
 	Virtual     string `json:"virtualization"`
+	// ClusterNodes has, for a run in a cluster, all nodes of the cluster by name, each with an identifier of its machine
+	// that survives a reboot, or "" if it has none. Earlier records lack it.
+	ClusterNodes map[string]string `json:"cluster_nodes,omitempty"`
 	// Subjects has the versions of what was weighed, by the name of the program. For what was installed in a cluster, it
 	// has the images of its containers, by the name of the container, once trials have shown them.
 	Subjects map[string]string `json:"subjects"`
 }
+
+// ClusterOf is the beginning of Environment.Hostname for a run in a cluster: "cluster of 3 nodes".
+const ClusterOf = "cluster of "
+
+// InCluster reports whether the run was in a cluster.
+func (e *Environment) InCluster() bool { return strings.HasPrefix(e.Hostname, ClusterOf) }
 
 // Installed is Trial.Subject of a subject that was installed in a cluster.
 type Installed struct {

@@ -21,6 +21,7 @@ import (
 type Node struct {
 	Name                  string
 	Machine               string // boot id of the machine on which it runs
+	Hardware              string // UUID of that machine, also after a reboot; empty if unknown
 	OS                    string // value of the label kubernetes.io/os
 	Ready                 bool
 	Schedulable           bool // it accepts pods without tolerations
@@ -37,7 +38,8 @@ func (c *Cluster) Nodes(ctx context.Context) (nodes []Node, err error) {
 	err = each(ctx, list, "", func(n *api.Node) {
 		info := &n.Status.NodeInfo
 		nodes = append(nodes, Node{
-			Name: n.Name, Machine: cmp.Or(info.BootID, n.Name), OS: info.OperatingSystem,
+			Name: n.Name, Machine: cmp.Or(info.BootID, n.Name), Hardware: cmp.Or(info.SystemUUID, info.MachineID),
+			OS: info.OperatingSystem,
 			Ready: slices.ContainsFunc(n.Status.Conditions, func(c api.NodeCondition) bool {
 				return c.Type == api.NodeReady && c.Status == api.ConditionTrue
 			}),

@@ -1,12 +1,16 @@
 package agents
 
 import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"slices"
 	"testing"
 
 	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"tare/internal/kube/cluster"
 )
@@ -40,6 +44,34 @@ func TestPodOf(t *testing.T) {
 	p.Annotations[meshStatus] = "\x1b["
 	if got := podOf(&p); got.Containers[4].Class != cluster.App {
 		t.Errorf("an annotation that is no JSON injects: %+v", got.Containers)
+	}
+}
+
+// TestNodes: a node is known by the UUID of its machine, or else by the ID of its system.
+func TestNodes(t *testing.T) {
+	list := api.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
+	for name, info := range map[string]api.NodeSystemInfo{
+		"b": {BootID: "boot", SystemUUID: "uuid", MachineID: "id"}, "c": {MachineID: "id"}, "a": {},
+	} {
+		list.Items = append(list.Items, api.Node{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Status: api.NodeStatus{NodeInfo: info}})
+	}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(&list)
+	}))
+	defer s.Close()
+	c, err := New(&rest.Config{Host: s.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := c.Nodes(t.Context())
+	got := ""
+	for _, n := range nodes {
+		got += n.Name + " " + n.Machine + " " + n.Hardware + "; "
+	}
+	if want := "a a ; b boot uuid; c c id; "; err != nil || got != want {
+		t.Errorf("%v, %q, want %q", err, got, want)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"tare/internal/experiment/record"
 	"tare/internal/kube/agents"
 	"tare/internal/lib/fault"
 )
@@ -181,6 +183,17 @@ func TestWithout(t *testing.T) {
 		if got := without(&c.n); !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %q", c.n, got)
 		}
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	cpus := agents.Node{Name: "w1", Kernel: "6.18.0", Hardware: "A"}
+	cpus.Capacity.CPUs = new(4.0)
+	got := environmentOf([]agents.Node{cpus, {Name: "w2", Kernel: "6.12.0"}})
+	want := record.Environment{Hostname: "cluster of 2 nodes", Kernel: "6.18.0, 6.12.0", CPUs: 4,
+		ClusterNodes: map[string]string{"w1": "A", "w2": ""}, Subjects: map[string]string{}}
+	if !reflect.DeepEqual(got, want) || !got.InCluster() {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }
 

@@ -193,10 +193,12 @@ func (f *runFlags) start(ctx context.Context, w *windows, s *spec.Spec, o *pods.
 
 // environmentOf describes the cluster on which a run ran.
 func environmentOf(nodes []agents.Node) record.Environment {
-	e := record.Environment{Hostname: "cluster of " + quantity.Counted(len(nodes), "node"), Subjects: map[string]string{}}
+	e := record.Environment{Hostname: record.ClusterOf + quantity.Counted(len(nodes), "node"),
+		ClusterNodes: map[string]string{}, Subjects: map[string]string{}}
 	var kernels []string
 	for i := range nodes {
 		kernels = lists.Include(kernels, nodes[i].Kernel)
+		e.ClusterNodes[nodes[i].Name] = nodes[i].Hardware
 		if cpus := nodes[i].Capacity.CPUs; cpus != nil {
 			e.CPUs += int(*cpus)
 		}

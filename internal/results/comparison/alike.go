@@ -10,12 +10,14 @@ import (
 	"strings"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
+	"tare/internal/results/analysis"
 )
 
 // Apart returns the differences between two runs that rule out a comparison of their results; none if the runs are
 // comparable. What is measured may differ, because that is what a comparison is about, and so may the length of the
 // runs. A property that is known for only one of the runs counts as different, and so does a machine whose host name or
-// kernel is unknown.
+// kernel is unknown, or a cluster whose nodes are.
 func Apart(a, b record.Run) (reasons []string) {
 	differ := func(what, x, y string) {
 		if x != y {
@@ -36,6 +38,12 @@ func Apart(a, b record.Run) (reasons []string) {
 	if x.Hostname == "" || x.Kernel == "" {
 		reasons = append(reasons, "the machine: not known of either")
 	}
+	switch names, known := OtherNodes(x, y); {
+	case len(names) > 0:
+		reasons = append(reasons, "the machines of the cluster: "+strings.Join(analysis.FirstOf(names, maxNames), ", "))
+	case !known:
+		reasons = append(reasons, "the cluster: not known whether it is the same")
+	}
 	differ("the nodes", nodesOf(a), nodesOf(b))
 	if names := redefined(a, b); len(names) > 0 {
 		reasons = append(reasons, "the definitions of "+strings.Join(names, ", "))
@@ -44,6 +52,30 @@ func Apart(a, b record.Run) (reasons []string) {
 		reasons = append(reasons, "the spec: "+strings.Join(keys, ", "))
 	}
 	return reasons
+}
+
+// OtherNodes returns the names of the nodes that two runs in clusters do not have in common: only one of the runs had
+// the node, or the machine was another. It returns known as false if a record does not identify all machines. If a run
+// was not in a cluster, there is nothing to know.
+func OtherNodes(x, y record.Environment) (names []string, known bool) {
+	if !x.InCluster() || !y.InCluster() {
+		return nil, true
+	}
+	if len(x.ClusterNodes) == 0 || len(y.ClusterNodes) == 0 {
+		return nil, false
+	}
+	known = true
+	all := maps.Clone(x.ClusterNodes)
+	maps.Copy(all, y.ClusterNodes)
+	for name := range lists.ByKey(all) {
+		a, inX := x.ClusterNodes[name]
+		b, inY := y.ClusterNodes[name]
+		if !inX || !inY || a != b {
+			names = append(names, name)
+		}
+		known = known && a != "" && b != ""
+	}
+	return names, known
 }
 
 // gigabytes rounds a size to gigabytes: different kernels reserve different amounts on the same machine.
@@ -84,7 +116,7 @@ func armsOf(spec json.RawMessage) any {
 	return s.Arms
 }
 
-// maxNames is the maximum number of metrics that are named as redefined.
+// maxNames is the maximum number of metrics that are named as redefined, and of nodes.
 const maxNames = 4
 
 // redefined returns the metrics that both runs define, but in different ways. Descriptions and presentation do not
@@ -98,10 +130,7 @@ func redefined(a, b record.Run) (names []string) {
 			names = append(names, d.Name)
 		}
 	}
-	if more := len(names) - maxNames; more > 1 {
-		names = append(names[:maxNames:maxNames], fmt.Sprintf("%d more", more))
-	}
-	return names
+	return analysis.FirstOf(names, maxNames)
 }
 
 // free lists the keys of a spec that may differ between compared runs: they set what is measured, for how long, and how

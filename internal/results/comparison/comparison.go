@@ -456,8 +456,8 @@ func (c *Comparison) warn(old, new []Source) {
 		c.Warnings = append(c.Warnings, fmt.Sprintf("the variance between runs leaves out %s of the history, which measured "+
 			"these in another way: %s", runs, strings.Join(analysis.FirstOf(lists.Include(nil, of...), maxDoubted), ", ")))
 	}
-	for _, s := range slices.Concat(old, new) {
-		if reasons := Apart(old[0].Run, s.Run); len(reasons) > 0 {
+	for i, s := range slices.Concat(old, new) {
+		if reasons := Apart(old[0].Run, s.Run); i > 0 && len(reasons) > 0 {
 			c.Warnings = append(c.Warnings, fmt.Sprintf("%s differs from %s in %s", s.Dir, old[0].Dir,
 				strings.Join(reasons, "; ")))
 		}

@@ -471,6 +471,37 @@ func TestApart(t *testing.T) {
 	}
 }
 
+// TestClusters: runs in clusters are comparable if the nodes are the same machines, and only if that is known.
+func TestClusters(t *testing.T) {
+	of := func(nodes string) record.Run {
+		r := made(t, 0, 9e-6)[0].Run
+		r.Environment = record.Environment{Hostname: "cluster of 2 nodes", Kernel: "6.18.0", CPUs: 8}
+		if nodes != "" {
+			r.Environment.ClusterNodes = map[string]string{}
+			for node := range strings.FieldsSeq(nodes) {
+				name, machine, _ := strings.Cut(node, "=")
+				r.Environment.ClusterNodes[name] = machine
+			}
+		}
+		return r
+	}
+	for _, c := range []struct{ a, b, want string }{
+		{"w1=A w2=B", "w2=B w1=A", ""},
+		{"w1=A w2=B", "w1=A w2=C", "the machines of the cluster: w2"},
+		{"w1=A w2=B", "w1=A w3=B", "the machines of the cluster: w2, w3"},
+		{"w1=A w2=B", "w1=A w2=", "the machines of the cluster: w2"},
+		{"w1=A w2=", "w1=A w2=", "the cluster: not known whether it is the same"},
+		{"", "w1=A w2=B", "the cluster: not known whether it is the same"},
+		{"w1=A w2=B", "", "the cluster: not known whether it is the same"},
+		{"", "", "the cluster: not known whether it is the same"},
+		{"1= 2= 3= 4= 5= 6=", "1=A 2=A 3=A 4=A 5=A 6=A", "the machines of the cluster: 1, 2, 3, 4, 2 more"},
+	} {
+		if got := strings.Join(comparison.Apart(of(c.a), of(c.b)), "; "); got != c.want {
+			t.Errorf("%q and %q: %q, want %q", c.a, c.b, got, c.want)
+		}
+	}
+}
+
 // TestOver: the course of a metric has a point for each run and a shift where latency was planted to rise, and nowhere
 // else.
 func TestOver(t *testing.T) {

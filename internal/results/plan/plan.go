@@ -307,10 +307,21 @@ func (p *Plan) warn(s, first comparison.Source) {
 	if machine(s.Run) != machine(first.Run) {
 		add("it ran on another machine than " + first.Dir + ": " + machine(s.Run))
 	}
+	switch names, known := comparison.OtherNodes(s.Run.Environment, first.Run.Environment); {
+	case s.Dir == first.Dir:
+	case len(names) > 0:
+		add("it ran on other machines of a cluster than " + first.Dir + ": " +
+			strings.Join(analysis.FirstOf(names, maxNames), ", "))
+	case !known:
+		add("it is not known whether it ran on the same cluster as " + first.Dir)
+	}
 	for _, w := range slices.Concat(s.Warnings, s.Summary.Warnings) {
 		add(w)
 	}
 }
+
+// maxNames is the maximum number of nodes that are named.
+const maxNames = 4
 
 // machine describes the machine of a run.
 func machine(r record.Run) string {

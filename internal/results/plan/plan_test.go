@@ -377,6 +377,32 @@ func TestOneLoad(t *testing.T) {
 	}
 }
 
+// TestOtherCluster: a warning names the runs of another cluster, and those of which it is not known.
+func TestOtherCluster(t *testing.T) {
+	of := func(dir string, nodes map[string]string) comparison.Source {
+		m := usual()
+		m.dir = dir
+		s := m.source(t)
+		s.Summary.Warnings = nil
+		s.Run.Environment = record.Environment{Hostname: "cluster of 1 node", Kernel: "6.18.0", CPUs: 2, ClusterNodes: nodes}
+		return s
+	}
+	staging, production := map[string]string{"w1": "A"}, map[string]string{"w1": "B"}
+	for name, c := range map[string]struct {
+		one, two map[string]string
+		want     []string
+	}{
+		"same":    {staging, staging, nil},
+		"another": {staging, production, []string{"two: it ran on other machines of a cluster than one: w1"}},
+		"unknown": {nil, nil, []string{"two: it is not known whether it ran on the same cluster as one"}},
+	} {
+		p, err := Make([]comparison.Source{of("one", c.one), of("two", c.two)}, Ask{For: map[string]float64{"rate": 600}})
+		if err != nil || !slices.Equal(p.Warnings, c.want) {
+			t.Errorf("%s: %v, %q, want %q", name, err, p.Warnings, c.want)
+		}
+	}
+}
+
 // TestOneVersion: the CPUs of one version of a subject are not added to the memory of another.
 func TestOneVersion(t *testing.T) {
 	const spec = `{"arms":{"mesh":{"subject":%q},"other":{"subject":"envoy"}},"baseline":{"subject":"nginx"},` +
