@@ -231,7 +231,8 @@ func newCrowd(t *testing.T) *crowd {
 			Labels: map[string]string{"app.kubernetes.io/name": "tare-agent"},
 			OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: "tare-agent", UID: "set",
 				Controller: new(true)}}},
-			Spec: api.PodSpec{NodeName: name, Containers: []api.Container{{Name: "agent", Image: "tare-agent:0.1.0"}}},
+			Spec: api.PodSpec{NodeName: name, HostPID: true,
+				Containers: []api.Container{{Name: "agent", Image: "tare-agent:0.1.0"}}},
 			Status: api.PodStatus{ContainerStatuses: []api.ContainerStatus{{
 				State: api.ContainerState{Running: &api.ContainerStateRunning{}}}}}})
 		for j := range crowdPerNode {

@@ -136,39 +136,45 @@ type Set struct {
 }
 
 // Find returns the agents of the installed DaemonSet, one for each node that has a pod of it. If none is installed, it
-// returns an empty set and no agents. It searches one namespace, or all if namespace is empty.
+// returns an empty set and no agents. It searches one namespace, or all if namespace is empty. It ignores DaemonSets
+// without HostPID, which do not see their node's processes and are not Tare's, and prefers one that has agents: a user
+// whose pods may not have HostPID can create a DaemonSet that asks for it, but the cluster refuses its pods.
 func (c *Cluster) Find(ctx context.Context, namespace string) (set Set, all []Agent, err error) {
-	found, err := c.installed(ctx, namespace)
-	if err != nil || found == nil {
-		return Set{}, nil, err
-	}
-	if set, err = setOf(found); err == nil {
-		all, err = c.Agents(ctx, set)
-	}
-	return set, all, err
-}
-
-// installed returns the installed DaemonSet, or nil if there is none. It ignores DaemonSets without HostPID, which do
-// not see their node's processes and are not Tare's.
-func (c *Cluster) installed(ctx context.Context, namespace string) (*appsapi.DaemonSet, error) {
 	o := metav1.ListOptions{LabelSelector: nameLabel + "=" + installedName}
 	sets, err := c.apps.DaemonSets(namespace).List(ctx, o)
 	if err != nil {
-		return nil, refused(err, "finding installed agents")
+		return Set{}, nil, refused(err, "finding installed agents")
 	}
-	var found *appsapi.DaemonSet
+	var found, bare []Set // with and without agents
 	for i := range sets.Items {
-		d := &sets.Items[i]
+		if !sets.Items[i].Spec.Template.Spec.HostPID {
+			continue
+		}
+		s, err := setOf(&sets.Items[i])
+		if err != nil {
+			return Set{}, nil, err
+		}
+		agents, err := c.Agents(ctx, s)
 		switch {
-		case !d.Spec.Template.Spec.HostPID:
-		case found != nil:
-			return nil, fault.New(fault.Usage, found.Namespace+", "+d.Namespace, "choose one with --agents-namespace",
-				"tare-agent is installed twice")
+		case err != nil:
+			return Set{}, nil, err
+		case len(agents) == 0:
+			bare = append(bare, s)
 		default:
-			found = d
+			found, all = append(found, s), agents
 		}
 	}
-	return found, nil
+	if len(found) == 0 {
+		found = bare
+	}
+	switch len(found) {
+	case 0:
+		return Set{}, nil, nil
+	case 1:
+		return found[0], all, nil
+	}
+	return Set{}, nil, fault.New(fault.Usage, found[0].Namespace+", "+found[1].Namespace,
+		"choose one with --agents-namespace", "tare-agent is installed twice")
 }
 
 func setOf(d *appsapi.DaemonSet) (Set, error) {
@@ -186,11 +192,13 @@ func setOf(d *appsapi.DaemonSet) (Set, error) {
 	return s, nil
 }
 
-// Agents returns the current agents of a DaemonSet.
+// Agents returns the current agents of a DaemonSet. A pod without HostPID is not one, whoever owns it: users whose pods
+// Pod Security restricts can create one by hand and name a DaemonSet of theirs as its owner.
 func (c *Cluster) Agents(ctx context.Context, s Set) (agents []Agent, err error) {
 	err = c.eachPod(ctx, s.Namespace, s.Selector, func(p *api.Pod) {
 		of := metav1.GetControllerOf(p)
-		if of != nil && of.UID == s.UID && p.Spec.NodeName != "" && p.DeletionTimestamp == nil {
+		ours := of != nil && of.UID == s.UID && p.Spec.HostPID
+		if ours && p.Spec.NodeName != "" && p.DeletionTimestamp == nil {
 			agents = append(agents, Agent{Node: p.Spec.NodeName, Namespace: p.Namespace, Pod: p.Name, Port: s.Port,
 				Failed: notRunning(p), starting: s.Temporary || isNew(p), temporary: s.Temporary})
 		}

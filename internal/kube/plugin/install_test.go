@@ -130,7 +130,7 @@ func TestDoctorOfInstalled(t *testing.T) {
 	}
 	pod := func(node string) string {
 		return fmt.Sprintf(`{"metadata": {"namespace": "tare", "ownerReferences": [{"uid": "u", "controller": true}]},
-			"spec": {"nodeName": %q}, "status": {"containerStatuses": [{"state": {"running": {}}}]}}`, node)
+			"spec": {"nodeName": %q, "hostPID": true}, "status": {"containerStatuses": [{"state": {"running": {}}}]}}`, node)
 	}
 	list := func(kind, version string, items ...string) string {
 		return fmt.Sprintf(`{"kind": %q, "apiVersion": %q, "items": [%s]}`, kind, version, strings.Join(items, ", "))

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -16,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"tare/internal/experiment/record"
@@ -136,20 +137,46 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestInstalledTwice: where two namespaces have agents, weigh asks neither's, and the user has to choose.
-func TestInstalledTwice(t *testing.T) {
-	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		if strings.HasSuffix(r.URL.Path, "/nodes") {
-			_, _ = io.WriteString(w, `{"kind":"NodeList","apiVersion":"v1","items":[{"metadata":{"name":"n1"}}]}`)
-			return
+// TestInstalled: agents are pods that see their node's processes, which a cluster refuses to most users. Where two
+// namespaces have agents, neither's are asked, and the user has to choose.
+func TestInstalled(t *testing.T) {
+	for _, c := range []struct {
+		pods map[string]bool // by namespace of a DaemonSet: whether its pod has HostPID
+		want string          // namespace of the agents, or the error
+	}{
+		{nil, ""},
+		{map[string]bool{"tare": true}, "tare"},
+		{map[string]bool{"tare": true, "posing": false, "shop": false}, "tare"},
+		{map[string]bool{"a": true, "posing": false, "b": true}, "tare-agent is installed twice"},
+		{map[string]bool{"posing": false}, ""},
+	} {
+		s := apiServer{}
+		for namespace, sees := range c.pods {
+			labels := map[string]string{"app.kubernetes.io/name": "tare-agent"}
+			set := s.add("daemonsets/"+namespace+"/tare-agent", "", labels, nil)
+			set.Object["spec"] = map[string]any{"selector": map[string]any{"matchLabels": labels}, "template": map[string]any{
+				"spec": map[string]any{"hostPID": true, "containers": []any{map[string]any{"name": "agent"}}}}}
+			pod := s.add("pods/"+namespace+"/tare-agent-n1", "", labels, nil)
+			pod.SetOwnerReferences([]metav1.OwnerReference{{UID: set.GetUID(), Controller: new(true)}})
+			pod.Object["spec"] = map[string]any{"nodeName": "n1", "hostPID": sees}
 		}
-		set := `{"metadata":{"name":"tare-agent","namespace":"%s"},"spec":{"template":{"spec":{"hostPID":true}}}}`
-		_, _ = fmt.Fprintf(w, `{"kind":"DaemonSetList","apiVersion":"apps/v1","items":[`+set+`,`+set+`]}`, "a", "b")
-	})
-	_, err := run(t, h, "weigh")
-	if fault.CodeOf(err) != fault.Usage || !strings.HasPrefix(err.Error(), "a, b: tare-agent is installed twice") {
-		t.Errorf("%v, exit code %d", err, fault.CodeOf(err))
+		server := httptest.NewServer(s)
+		client, err := agents.New(&rest.Config{Host: server.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, all, err := client.Find(t.Context(), "")
+		server.Close()
+		got := ""
+		switch {
+		case err != nil:
+			got = err.Error()
+		case len(all) > 0:
+			got = all[0].Namespace
+		}
+		if !strings.HasSuffix(got, c.want) || (got == "") != (c.want == "") {
+			t.Errorf("%v: %q, want %q", c.pods, got, c.want)
+		}
 	}
 }
 

@@ -169,7 +169,8 @@ func (w *windows) started(ctx context.Context) (err error) {
 			return nil
 		}
 		if !said {
-			fmt.Fprintf(w.log, "tare: waiting for installed agents to start, for %v at most\n", w.within)
+			fmt.Fprintf(w.log, "tare: waiting for the agents in the namespace %s to start, for %v at most\n", w.set.Namespace,
+				w.within)
 		}
 		if err = pace.Sleep(ctx, time.Second); err == nil {
 			w.agents, err = w.c.Agents(ctx, w.set)
