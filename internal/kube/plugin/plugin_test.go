@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -176,6 +178,63 @@ func TestInstalled(t *testing.T) {
 		}
 		if !strings.HasSuffix(got, c.want) || (got == "") != (c.want == "") {
 			t.Errorf("%v: %q, want %q", c.pods, got, c.want)
+		}
+	}
+}
+
+// TestNodeJoins: a node that joins the cluster while agents are started is weighed like the others.
+func TestNodeJoins(t *testing.T) {
+	for _, installed := range []bool{true, false} {
+		joined := false
+		h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			kind, version, items := "", "v1", []string{}
+			switch path := r.URL.Path; {
+			case r.Method == http.MethodPost:
+				kind, version = "Job", "batch/v1"
+				if strings.HasSuffix(path, "/daemonsets") {
+					kind, version = "DaemonSet", "apps/v1"
+				}
+				_, _ = fmt.Fprintf(w, `{"kind": %q, "apiVersion": %q, "metadata": {"uid": "u"}, "spec": {"selector": {},
+					"template": {"spec": {"containers": [{}]}}}}`, kind, version)
+				return
+			case strings.HasSuffix(path, "/nodes"):
+				kind = "NodeList"
+				items = append(items, `{"metadata": {"name": "n1"}, "status": {"nodeInfo": {"operatingSystem": "linux"},
+					"conditions": [{"type": "Ready", "status": "True"}]}}`)
+				if joined {
+					items = append(items, strings.Replace(items[0], "n1", "n2", 1))
+				}
+				joined = true
+			case strings.HasSuffix(path, "/daemonsets"):
+				kind, version = "DaemonSetList", "apps/v1"
+				if installed {
+					items = append(items, `{"metadata": {"uid": "u"}, "spec": {"selector": {},
+						"template": {"spec": {"hostPID": true, "containers": [{}]}}}}`)
+				}
+			default:
+				kind = "PodList"
+				if joined {
+					pod := `{"metadata": {"ownerReferences": [{"uid": "u", "controller": true}]}, "spec": {"nodeName": %q,
+						"hostPID": true}, "status": {"containerStatuses": [{"state": {"running": {}}}]}}`
+					items = append(items, fmt.Sprintf(pod, "n1"), fmt.Sprintf(pod, "n2"))
+				}
+			}
+			_, _ = fmt.Fprintf(w, `{"kind": %q, "apiVersion": %q, "items": [%s]}`, kind, version, strings.Join(items, ","))
+		})
+		server := httptest.NewServer(h)
+		client, err := agents.New(&rest.Config{Host: server.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := scope{image: "x", within: 10 * time.Second}
+		w, err := s.open(t.Context(), client, time.Minute, io.Discard)
+		server.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(w.agents) != 2 || len(w.nodes) != 2 {
+			t.Errorf("installed: %v: %d agents on %d nodes", installed, len(w.agents), len(w.nodes))
 		}
 	}
 }

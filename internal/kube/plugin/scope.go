@@ -147,7 +147,10 @@ func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration,
 	}
 	if err = w.deploy(ctx, life); err == nil {
 		w.set = w.temporary.Set
-		w.agents, err = w.temporary.Wait(ctx, w.nodes, s.within)
+		_, err = w.temporary.Wait(ctx, w.nodes, s.within)
+	}
+	if err == nil { // nodes may have joined meanwhile
+		err = w.look(ctx)
 	}
 	if err != nil {
 		w.close(ctx)
@@ -157,13 +160,13 @@ func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration,
 }
 
 // started waits until installed agents exist and those of nodes that are ready have started, but no longer than the
-// value of --start-within. It returns an error only if the context ends or the agents cannot be listed.
-func (w *windows) started(ctx context.Context) (err error) {
-	ready := map[string]bool{}
-	for i := range w.nodes {
-		ready[w.nodes[i].Name] = w.nodes[i].Ready
-	}
+// value of --start-within. It returns an error only if the context ends or nodes or agents cannot be listed.
+func (w *windows) started(ctx context.Context) error {
 	for deadline, said := time.Now().Add(w.within), false; ; said = true {
+		ready := map[string]bool{}
+		for i := range w.nodes {
+			ready[w.nodes[i].Name] = w.nodes[i].Ready
+		}
 		waits := func(a agents.Agent) bool { return ready[a.Node] && a.NotStarted() }
 		if len(w.agents) > 0 && !slices.ContainsFunc(w.agents, waits) || time.Now().After(deadline) {
 			return nil
@@ -172,8 +175,9 @@ func (w *windows) started(ctx context.Context) (err error) {
 			fmt.Fprintf(w.log, "tare: waiting for the agents in the namespace %s to start, for %v at most\n", w.set.Namespace,
 				w.within)
 		}
-		if err = pace.Sleep(ctx, time.Second); err == nil {
-			w.agents, err = w.c.Agents(ctx, w.set)
+		err := pace.Sleep(ctx, time.Second)
+		if err == nil {
+			err = w.look(ctx)
 		}
 		if err != nil {
 			return err
@@ -181,18 +185,19 @@ func (w *windows) started(ctx context.Context) (err error) {
 	}
 }
 
-// look finds the current nodes and agents.
+// look finds the current agents and nodes. Nodes are listed last, so that they include the node of each agent, unless
+// it was removed.
 func (w *windows) look(ctx context.Context) (err error) {
-	if w.nodes, err = w.c.Nodes(ctx); err != nil {
-		return err
-	}
-	switch {
-	case len(w.nodes) == 0:
-		return fault.New(fault.Machine, "", "", "the cluster has no nodes")
-	case w.temporary != nil:
-		w.agents, err = w.temporary.Wait(ctx, w.nodes, 0)
-	default:
+	if w.temporary != nil {
+		w.agents, err = w.c.Agents(ctx, w.set)
+	} else {
 		w.set, w.agents, err = w.c.Find(ctx, w.agentsNamespace)
+	}
+	if err == nil {
+		w.nodes, err = w.c.Nodes(ctx)
+	}
+	if err == nil && len(w.nodes) == 0 {
+		err = fault.New(fault.Machine, "", "", "the cluster has no nodes")
 	}
 	return err
 }
