@@ -18,12 +18,14 @@ import (
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"tare/internal/experiment/record"
 	"tare/internal/kube/agents"
 	"tare/internal/lib/fault"
+	"tare/internal/scale/ledger"
 )
 
 // run runs a command line against a cluster that h simulates. If h is nil, there is no cluster.
@@ -259,14 +261,15 @@ func TestNoSuchPod(t *testing.T) {
 
 func TestWithout(t *testing.T) {
 	for _, c := range []struct {
-		n    agents.Node
-		want string
+		n            agents.Node
+		failed, want string
 	}{
-		{agents.Node{OS: "windows"}, "the node has windows"},
-		{agents.Node{OS: "linux"}, "not ready"},
-		{agents.Node{OS: "linux", Ready: true}, "no agent on it"},
+		{agents.Node{OS: "windows"}, "", "the node has windows"},
+		{agents.Node{OS: "linux"}, "its agent waits", "not ready"},
+		{agents.Node{OS: "linux", Ready: true}, "", "no agent on it"},
+		{agents.Node{OS: "linux", Ready: true}, "its agent waits", "its agent waits"},
 	} {
-		if got := without(&c.n); !strings.Contains(got, c.want) {
+		if got := without(&c.n, c.failed); !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %q", c.n, got)
 		}
 	}
@@ -280,6 +283,32 @@ func TestEnvironment(t *testing.T) {
 		ClusterNodes: map[string]string{"w1": "A", "w2": ""}, Subjects: map[string]string{}}
 	if !reflect.DeepEqual(got, want) || !got.InCluster() {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// TestTwoAgents: if a node has two agents, such as while a DaemonSet with maxSurge is updated, one ledger counts,
+// whichever agent answers first.
+func TestTwoAgents(t *testing.T) {
+	l := &ledger.Ledger{Schema: ledger.Schema}
+	l.Window.Seconds, l.Host.CPUs, l.CPU.Capacity = 1, 1, 1
+	good, bad := agents.Answer{Node: "n1", Ledger: l}, agents.Answer{Node: "n1", Failed: "its agent waits"}
+	w := windows{scope: &scope{selects: labels.Everything()}, nodes: []agents.Node{{Name: "n1", OS: "linux", Ready: true}}}
+	for _, c := range []struct {
+		answers  []agents.Answer
+		answered int
+	}{
+		{[]agents.Answer{bad, good}, 1}, {[]agents.Answer{good, bad}, 1}, {[]agents.Answer{good, good}, 1},
+		{[]agents.Answer{bad, bad}, 0},
+	} {
+		answers := make(chan agents.Answer, 2)
+		for _, a := range c.answers {
+			answers <- a
+		}
+		close(answers)
+		got := w.merge(&agents.Window{Answers: answers}, nil, false)
+		if got.Asked != 1 || got.Answered != c.answered || c.answered == 1 && got.Capacity.Capacity != 1 {
+			t.Errorf("%+v: %d of %d nodes answered, capacity %v s", c.answers, got.Answered, got.Asked, got.Capacity.Capacity)
+		}
 	}
 }
 

@@ -230,6 +230,12 @@ func (w *windows) close(ctx context.Context) {
 func (w *windows) take(ctx context.Context, d time.Duration, containers bool) (*cluster.Cluster, error) {
 	open := w.c.Open(ctx, w.agents, d)
 	pods, err := w.c.Pods(ctx) // listed during the window, for the pods that exist in it
+	account := w.merge(open, pods, containers)
+	return account, cmp.Or(ctx.Err(), err)
+}
+
+// merge merges the ledgers of a window.
+func (w *windows) merge(open *agents.Window, pods []cluster.Pod, containers bool) *cluster.Cluster {
 	o := cluster.Options{Start: open.Start, End: open.End, Machines: map[string]string{},
 		Spread: w.shared == sharedSpread, Containers: containers, Rules: w.charges, Match: w.match()}
 	missing := map[string]*agents.Node{}
@@ -239,44 +245,32 @@ func (w *windows) take(ctx context.Context, d time.Duration, containers bool) (*
 		missing[n.Name] = n
 	}
 	m := cluster.New(pods, o)
+	failed := map[string]string{} // by node: why its agent failed
 	for a := range open.Answers {
 		n := missing[a.Node]
-		if n == nil {
-			continue // it was added after the nodes were listed
+		switch {
+		case a.Failed != "": // while a DaemonSet with maxSurge is updated, another agent of the node may answer
+			failed[a.Node] = a.Failed
+		case n != nil: // otherwise, another agent has answered, or the node was removed
+			delete(missing, a.Node)
+			m.Add(&cluster.Node{Name: n.Name, Ledger: a.Ledger, Capacity: n.Capacity, Allocatable: n.Allocatable,
+				Clock: cluster.Clock{OffsetSeconds: new(a.Offset.Seconds()), UncertaintySeconds: new(a.Uncertainty.Seconds())}})
 		}
-		delete(missing, a.Node)
-		m.Add(nodeOf(n, &a))
-	}
-	if err := cmp.Or(ctx.Err(), err); err != nil {
-		return nil, err
 	}
 	for _, n := range missing {
-		m.Add(&cluster.Node{Name: n.Name, Failed: without(n), Capacity: n.Capacity, Allocatable: n.Allocatable})
+		m.Add(&cluster.Node{Name: n.Name, Failed: without(n, failed[n.Name]), Capacity: n.Capacity,
+			Allocatable: n.Allocatable})
 	}
-	return m.Finish(), nil
+	return m.Finish()
 }
 
-func nodeOf(n *agents.Node, a *agents.Answer) *cluster.Node {
-	to := &cluster.Node{Name: n.Name, Failed: a.Failed, Ledger: a.Ledger, Capacity: n.Capacity,
-		Allocatable: n.Allocatable}
-	switch {
-	case a.Failed == "":
-		to.Clock = cluster.Clock{OffsetSeconds: new(a.Offset.Seconds()), UncertaintySeconds: new(a.Uncertainty.Seconds())}
-	case !n.Ready:
-		to.Failed = notReady
-	}
-	return to
-}
-
-const notReady = "the node is not ready"
-
-// without returns the reason why a node has no agent.
-func without(n *agents.Node) string {
+// without returns the reason why a node gave no ledger. failed is the reason why its agent failed, if it has one.
+func without(n *agents.Node, failed string) string {
 	switch {
 	case n.OS != "linux":
 		return "tare-agent needs Linux, and the node has " + cmp.Or(n.OS, "another system")
 	case !n.Ready:
-		return notReady
+		return "the node is not ready"
 	}
-	return "there is no agent on it"
+	return cmp.Or(failed, "there is no agent on it")
 }
