@@ -142,8 +142,8 @@ func (a *attachment) follow(ctx context.Context) error {
 		}}
 	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
-	defer context.AfterFunc(ctx, func() { // on Ctrl-C
-		if !a.ends || !begun.Load() {
+	defer context.AfterFunc(ctx, func() { // on a signal
+		if killed(ctx) || !a.ends || !begun.Load() {
 			cancel(ctx.Err())
 			return
 		}
@@ -158,10 +158,10 @@ func (a *attachment) follow(ctx context.Context) error {
 	}
 	switch {
 	case err == nil:
-	case a.ends && f.Copy == nil && ctx.Err() != nil: // nothing has been measured yet
+	case a.ends && f.Copy == nil && ctx.Err() != nil && !killed(ctx): // nothing has been measured yet
 		return errors.Join(session.BegunOr(err), pods.Remove(ctx, a.c, a.run))
 	case errors.Is(err, context.Canceled):
-		return fault.New(fault.Invalid, "", a.hint(), "interrupted: the run goes on")
+		return a.goesOn()
 	default:
 		return a.left(err)
 	}
@@ -184,7 +184,13 @@ func (a *attachment) left(why error) error {
 	return why
 }
 
-// leave prints the command that follows the run, once the run is under way. A run that does not start is removed.
+// goesOn returns the error of a command that was interrupted, but whose run was not.
+func (a *attachment) goesOn() error {
+	return fault.New(fault.Invalid, "", a.hint(), "interrupted: the run goes on")
+}
+
+// leave prints the command that follows the run, once the run is under way. A run that does not start is removed, as is
+// one for which Ctrl-C ends the wait.
 func (a *attachment) leave(ctx context.Context) error {
 	client := a.client()
 	defer client.Close()
@@ -199,6 +205,9 @@ func (a *attachment) leave(ctx context.Context) error {
 			return a.left(err)
 		}
 		if err := cmp.Or(ctx.Err(), lost, pace.Sleep(ctx, time.Second)); err != nil {
+			if killed(ctx) {
+				return a.goesOn()
+			}
 			return errors.Join(err, pods.Remove(ctx, a.c, a.run))
 		}
 	}

@@ -265,6 +265,36 @@ func TestForbidden(t *testing.T) {
 	s.has(t, want...)
 }
 
+// TestKilled: Ctrl-C removes a run that has not begun. If the command is killed instead, the run stays.
+func TestKilled(t *testing.T) {
+	for name, follow := range map[string]func(*attachment, context.Context) error{
+		"run": (*attachment).follow, "run --detach": (*attachment).leave,
+	} {
+		for _, cause := range []error{errKilled, context.Canceled} {
+			s := apiServer{}
+			s.addRun("jobs/shop/tare-aaaaaa", "kube-system/tare-agent-aaaaa")
+			s.addAgents("tare-agent-aaaaa", "shop/tare-aaaaaa")
+			s.addOurs("pods/shop/tare-aaaaaa", "jobs/shop/tare-aaaaaa", "tare-run", nil)
+			want := slices.Collect(maps.Keys(s))
+			job := agents.Job{Namespace: "shop", Name: "tare-aaaaaa", UID: "jobs/shop/tare-aaaaaa"}
+			of := agents.Job{Namespace: "kube-system", Name: "tare-agent-aaaaa"}
+			a := attachment{c: clientOf(t, collected{s}), run: &pods.Run{Job: job, Agents: of}, out: io.Discard,
+				log: io.Discard, ends: true}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			cancel(cause)
+			err := follow(&a, ctx)
+			goesOn := err != nil && strings.Contains(err.Error(), "the run goes on")
+			if goesOn != killed(ctx) {
+				t.Errorf("%s, %v: %v", name, cause, err)
+			}
+			if !killed(ctx) {
+				want = nil
+			}
+			s.has(t, want...)
+		}
+	}
+}
+
 // TestCleanTime: only the API server's clock decides whether the time of an object is over.
 func TestCleanTime(t *testing.T) {
 	created := time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -4,6 +4,8 @@ package plugin
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"regexp"
@@ -30,9 +32,8 @@ const gcPercent = 50
 
 // Main runs the command line and returns the exit code of the process.
 func Main(args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	ctx, stop := withSignals()
 	defer stop()
-	context.AfterFunc(ctx, stop)                         // a second Ctrl-C ends the process at once
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // a write to a closed pipe only fails: agents are still removed
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
@@ -44,6 +45,36 @@ func Main(args []string) int {
 		fault.Print(os.Stderr, err)
 	}
 	return int(fault.CodeOf(err))
+}
+
+// errKilled is the cause with which a command's context ends on SIGTERM and SIGHUP, which a closed terminal sends.
+var errKilled = fmt.Errorf("killed: %w", context.Canceled)
+
+func killed(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errKilled) }
+
+// withSignals returns a context that ends on Ctrl-C and, with errKilled, on SIGTERM and SIGHUP. A second signal ends
+// the process at once. SIGHUP is not caught if it is ignored: a command started with nohup should outlive the terminal.
+func withSignals() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	caught := []os.Signal{unix.SIGINT, unix.SIGTERM}
+	if !signal.Ignored(unix.SIGHUP) {
+		caught = append(caught, unix.SIGHUP)
+	}
+	came := make(chan os.Signal, 1)
+	signal.Notify(came, caught...)
+	go func() {
+		select {
+		case s := <-came:
+			signal.Stop(came)
+			if s == unix.SIGINT {
+				cancel(nil)
+			} else {
+				cancel(errKilled)
+			}
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { signal.Stop(came); cancel(nil) }
 }
 
 // commands is the registry: each command's file adds its constructor here.

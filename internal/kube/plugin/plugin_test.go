@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
@@ -115,6 +117,37 @@ func TestUsage(t *testing.T) {
 		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error()+fault.HintOf(err), c.want) {
 			t.Errorf("%s: %v (%s), exit code %d", c.args, err, fault.HintOf(err), fault.CodeOf(err))
 		}
+	}
+}
+
+// TestSignals: a context tells Ctrl-C from other signals, and a command that was started with nohup ignores SIGHUP.
+func TestSignals(t *testing.T) {
+	defer signal.Reset(unix.SIGHUP)
+	for _, c := range []struct {
+		nohup, want bool
+		signals     []unix.Signal
+	}{
+		{false, false, []unix.Signal{unix.SIGINT}},
+		{false, true, []unix.Signal{unix.SIGTERM}},
+		{false, true, []unix.Signal{unix.SIGHUP}},
+		{true, false, []unix.Signal{unix.SIGHUP, unix.SIGINT}},
+	} {
+		if signal.Reset(unix.SIGHUP); c.nohup {
+			signal.Ignore(unix.SIGHUP)
+		} else if signal.Ignored(unix.SIGHUP) { // the test itself was started with nohup
+			continue
+		}
+		ctx, stop := withSignals()
+		for _, s := range c.signals {
+			if err := unix.Kill(os.Getpid(), s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-ctx.Done()
+		if killed(ctx) != c.want || !errors.Is(context.Cause(ctx), context.Canceled) {
+			t.Errorf("nohup %v, %v: %v", c.nohup, c.signals, context.Cause(ctx))
+		}
+		stop()
 	}
 }
 

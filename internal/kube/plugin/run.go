@@ -61,9 +61,9 @@ Its section "cluster" says on which nodes its parts run; loads run apart from ap
 Pods are in the namespace of the context, or of -n, and may do nothing: they satisfy Pod Security "restricted". One of
 them is the coordinator, which runs the trials with rights of its own (deploy/kubernetes/coordinator.yaml). This command
 follows it through the API server, as by kubectl port-forward, fetches the run directory and removes everything. Where
-it is killed or its machine sleeps, the run goes on: see 'kubectl tare attach'. Ctrl-C ends the run, fetches what was
-measured and removes everything. The cluster removes what nobody has fetched; 'kubectl tare clean --all' does so at
-once.
+it is killed, its terminal is closed or its machine sleeps, the run goes on: see 'kubectl tare attach'. Ctrl-C ends the
+run, fetches what was measured and removes everything. The cluster removes what nobody has fetched; 'kubectl tare clean
+--all' does so at once.
 
 Agents that are not installed ('kubectl tare install') are deployed for the run, from --image, which has tare and
 kubectl-tare too.`,
