@@ -212,7 +212,8 @@ type Reserve struct {
 	Capacity    Resources `json:"capacity"`
 	Allocatable Resources `json:"allocatable"`
 	Reserved    Resources `json:"reserved"` // capacity - allocatable; for memory this includes the eviction threshold
-	// Used is, for memory, the working set. It is nil if rules name too little of what runs outside of pods.
+	// Used is, for memory, the working set. It is nil if a part of it is unknown, or if rules name too little of
+	// what runs outside of pods.
 	Used Resources `json:"used"`
 	// Suggested is Used plus headroom: see the constants below.
 	Suggested Resources `json:"suggested"`

@@ -270,6 +270,7 @@ func TestReserveUnknown(t *testing.T) {
 		{"a daemon without a rule", func(l *ledger.Ledger) {
 			l.Cgroups[10].Memory.WorkingSet = new(uint64(130e6)) // of 500 MB that are named
 		}, true, false},
+		{"a daemon that was started again", func(l *ledger.Ledger) { l.Cgroups[9].CPUSeconds = nil }, false, true},
 	} {
 		l := clustertest.Ledger(0)
 		test.alter(l)

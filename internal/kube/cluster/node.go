@@ -559,10 +559,13 @@ func (w *node) reserve() *Reserve {
 	w.perCPU(&own)
 	w.perCPU(&unnamed)
 	// used returns a figure of the infrastructure that serves the node. It is nil if no usage is known to serve the node,
-	// or if the usage that no rule names, some of which may also serve the node, would not fit within the headroom.
+	// if a part of it is unknown and may be counted elsewhere, or if the usage that no rule names, some of which may also
+	// serve the node, would not fit within the headroom.
 	used := func(f int, headroom float64) *int64 {
 		switch n, more := own.gross()[f], unnamed.gross()[f]; {
 		case own.unknown[f] > 0:
+			w.m.warn("reserve-unknown", w.Name, "a part of what serves these nodes is not known, such as a service that ended "+
+				"in the window or was started again")
 			return nil
 		case n <= 0 || float64(n+more) > headroom*float64(n):
 			w.m.warn("reserve-unknown", w.Name, "what serves these nodes is not known: too much of what runs outside of "+
