@@ -94,17 +94,20 @@ func (s *Scale) open(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if s.w, err = s.m.Open(); err != nil {
+	continues := s.duty.On != 0 && !s.cycle.IsZero()
+	if continues {
+		err = s.m.Count(s.counts)
+	}
+	if err == nil {
+		s.w, err = s.m.Open()
+	}
+	if err != nil {
 		return errors.Join(err, s.Close())
 	}
 	s.read = time.Time{}
-	switch {
-	case s.duty.On == 0:
-	case s.cycle.IsZero(): // start with statistics on, to have results early
+	if s.duty.On != 0 && !continues { // start with statistics on, to have results early
 		s.counts, s.cycle = true, time.Now()
 		s.since, s.toggle = s.cycle, s.cycle.Add(s.duty.On)
-	default: // the duty continues where it was
-		return s.m.Count(s.counts)
 	}
 	return nil
 }
@@ -117,7 +120,8 @@ func (s *Scale) Due() time.Time { return s.toggle }
 // of eBPF programs in these cycles is in no total.
 func (s *Scale) Skipped() int { return s.skipped }
 
-// switchStatistics switches statistics on or off if that is due. It must be called just after a window has begun.
+// switchStatistics switches statistics on or off if that is due. It must be called at the edge of two windows: Totals
+// takes a window with statistics to have had them from its beginning.
 func (s *Scale) switchStatistics() error {
 	now := time.Now()
 	if s.duty.On == 0 || now.Before(s.toggle) {
@@ -157,14 +161,15 @@ func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 	now := time.Now()
 	all := due(s.read, now)
 	before := s.w
-	l, w, err := before.Next(all)
+	var switching error
+	l, w, err := before.Next(all, func() { switching = s.switchStatistics() })
 	s.w = w
 	s.parts = slices.DeleteFunc(before.Parts(), func(p meter.Part) bool { return p.Took == 0 && p.Err == nil })
 	if err != nil {
 		return nil, err
 	}
-	if err := s.switchStatistics(); err != nil {
-		l.Warn("no-statistics", "the kernel's run statistics could not be switched: %v", err)
+	if switching != nil {
+		l.Warn("no-statistics", "the kernel's run statistics could not be switched: %v", switching)
 	}
 	if all {
 		s.read = now

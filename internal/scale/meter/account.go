@@ -187,7 +187,7 @@ func ran(p ledger.Program) float64 { return known.Or(p.RunSeconds, -1) }
 func (a *account) unloaded(programs []ledger.Program) {
 	var who []string
 	for _, p := range programs {
-		if p.RunCount == nil && !a.m.uncounted {
+		if p.RunCount == nil && !a.w.uncounted {
 			who = append(who, fmt.Sprintf("%d (%s)", p.ID, cmp.Or(p.Name, "no name")))
 		}
 	}
@@ -255,7 +255,7 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	// If this meter does not count, statistics may still have been enabled by others, but for an unknown part of the
 	// window. The counters of a program that was unloaded during the window were last read when the window opened or, by
 	// readSlow of the window before, shortly afterwards, so how long it ran after that is unknown.
-	counted := !a.m.uncounted && !p.Vanished
+	counted := !a.w.uncounted && !p.Vanished
 	if !counted {
 		runs, ns = 0, 0
 	}
@@ -492,7 +492,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		// If no hierarchy counts a group's CPU time, no sample is ever assigned to the group: programs that its tasks run
 		// count for another group. If programs ran but none of their time could be split, any of it may have been spent here,
 		// so the eBPF time of the group is unknown, not 0.
-		if a.found != nil && !a.m.uncounted && a.knowsPrograms() && now.UsageNs.OK && (split > 0 || unsplit == 0) {
+		if a.found != nil && !a.w.uncounted && a.knowsPrograms() && now.UsageNs.OK && (split > 0 || unsplit == 0) {
 			t := run[g.Path]
 			if c.CPUSeconds != nil { // run time is wall time and can exceed the CPU time around it
 				t.inside = min(t.inside, *c.CPUSeconds)
@@ -813,7 +813,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 			u.IdleInterrupts = nil // cycles stop while a CPU is idle, and the period is not one of wall time
 		}
 	}
-	u.BPF, u.NoBPF = a.bpfTimes(l), a.m.uncounted || !a.knowsPrograms()
+	u.BPF, u.NoBPF = a.bpfTimes(l), a.w.uncounted || !a.knowsPrograms()
 	_, u.NotSplit = a.splitTime(l.Programs)
 	c := ledger.Budget(u)
 	if a.m.part {
@@ -967,7 +967,7 @@ func (a *account) selfBPF(s *ledger.Self) {
 			bpfSeconds += float64(p.RunNs-before.RunNs) / 1e9
 		}
 	}
-	if !a.m.uncounted && a.knowsPrograms() {
+	if !a.w.uncounted && a.knowsPrograms() {
 		s.BPFSeconds = &bpfSeconds
 	}
 	if a.m.statsCost != nil && a.knowsPrograms() {

@@ -41,7 +41,7 @@ func TestAnEdgeThatCannotBeRead(t *testing.T) {
 
 // The run time of a program that was unloaded inside the window is unknown: nil, not 0.
 func TestAProgramThatWasUnloadedHasNoCounters(t *testing.T) {
-	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeV1}}}
+	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeV1}}, w: &Window{}}
 	misses := uint64(1)
 	c := bpf.Counters{RunCount: 10, RunNs: 1000, RecursionMisses: &misses}
 	later := bpf.Counters{RunCount: 12, RunNs: 1200, RecursionMisses: &misses} // read by the Snapshot after the edge

@@ -145,8 +145,8 @@ func (w *LightWindow) Close() (*ledger.Ledger, error) {
 	if err := m.unlessNamed(m.groups.ReadMemory()); err != nil {
 		return nil, err
 	}
-	a := account{m: m, w: &Window{m: m, first: w.first, programs: w.programs}, last: last, programs: programs,
-		snapshot: w.snapshot}
+	a := account{m: m, w: &Window{m: m, first: w.first, programs: w.programs, uncounted: m.uncounted}, last: last,
+		programs: programs, snapshot: w.snapshot}
 	a.warnings = slices.Clone(m.warnings)
 	a.unread()
 	l := &ledger.Ledger{Schema: ledger.Schema, Host: m.host, Window: a.window()}

@@ -384,6 +384,7 @@ type Window struct {
 	programs  map[bpf.Key]bpf.Counters
 	collector *collector    // nil without sampling
 	watching  bool          // the witness is watching
+	uncounted bool          // as in Meter, in this window
 	parts     windowParts   // with time taken and errors so far
 	unwatched time.Duration // time after the first edge that neither samples nor the witness cover
 	unlisted  error         // why programs and maps could not be listed again
@@ -392,7 +393,7 @@ type Window struct {
 }
 
 func newWindow(m *Meter) *Window {
-	return &Window{m: m, parts: m.parts, stop: make(chan struct{}), done: make(chan error, 1)}
+	return &Window{m: m, parts: m.parts, uncounted: m.uncounted, stop: make(chan struct{}), done: make(chan error, 1)}
 }
 
 // Open reads all counters, which is the first edge. Only one window of a meter can be open at a time.

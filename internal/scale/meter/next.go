@@ -14,6 +14,9 @@ import (
 // Next closes the window and opens the next one at the same edge: the last counters of one are the first of the other,
 // so all CPU time and each run of a program is in exactly one of them. Sampling continues.
 //
+// It calls atEdge, if that is not nil, as soon as it has read the counters of the edge: Count, called there, is in time
+// for the next window.
+//
 // If all is true, it finds new groups, and reads memory and the list of programs and maps. Otherwise the ledger has
 // those from the last such reading, and a window costs a fraction. New groups at the top of the hierarchies and new
 // kernel threads are found in any case, because no other counter contains their time. A new group below the top is
@@ -24,7 +27,7 @@ import (
 // After an error, the returned window, if any, is open, and its ledger will include what was used in the meantime. If
 // sampling fails in a meter that must be whole, Next returns no window, and the caller may open another. Other meters
 // start sampling again in the next window.
-func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
+func (w *Window) Next(all bool, atEdge func()) (*ledger.Ledger, *Window, error) {
 	m := w.m
 	prepare := m.prepareTop
 	if all {
@@ -40,6 +43,9 @@ func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 	if err != nil {
 		w.resume()
 		return nil, w, err
+	}
+	if atEdge != nil {
+		atEdge()
 	}
 
 	next := newWindow(m)
@@ -75,8 +81,9 @@ func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 	return l, next, nil
 }
 
-// Count switches the kernel's run statistics on or off for the window that Next has just opened. Without them, its
-// ledger does not say how often and how long programs ran. Count does nothing if the meter never had statistics.
+// Count switches the kernel's run statistics on or off for the windows that are opened from now on, including the one
+// whose first edge Next has just read. Without statistics, a ledger does not say how often and how long programs ran.
+// Count does nothing if the meter never had statistics.
 func (m *Meter) Count(on bool) (err error) {
 	switch {
 	case !m.countable || on != m.uncounted:

@@ -1,16 +1,19 @@
 package meter
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"os"
+	"reflect"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
 
 	"tare/internal/lib/known"
+	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/ledger"
 	"tare/test/busy"
@@ -41,7 +44,7 @@ func TestNextSharesTheEdge(t *testing.T) {
 		if err := busy.Run(p, 1000); err != nil {
 			t.Fatal(err)
 		}
-		l, next, err := w.Next(i%3 == 0)
+		l, next, err := w.Next(i%3 == 0, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,6 +92,42 @@ func TestNextSharesTheEdge(t *testing.T) {
 	}
 }
 
+// Run statistics that are switched at the edge of two windows are on for all of the next one, however long it takes to
+// read what is slow for the ledger of the last one.
+func TestCountAtTheEdge(t *testing.T) {
+	m := meter(t, Options{SampleHz: -1, NoWitness: true})
+	p, id := planted(t)
+	list := m.list
+	m.list = func() (*bpf.Snapshot, error) { // is slow, and the program runs meanwhile
+		if err := busy.Run(p, 1000); err != nil {
+			t.Error(err)
+		}
+		return list()
+	}
+	w, err := m.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range []struct {
+		on   bool    // in the next window
+		runs *uint64 // in this one
+	}{{false, new(uint64(0))}, {true, nil}, {true, new(uint64(1000))}, {false, new(uint64(1000))}, {true, nil}} {
+		var switching error
+		l, next, err := w.Next(true, func() { switching = m.Count(c.on) })
+		if err := errors.Join(err, switching); err != nil {
+			t.Fatal(err)
+		}
+		w = next
+		found := program(l, id)
+		if found == nil || !reflect.DeepEqual(found.RunCount, c.runs) {
+			t.Errorf("window %d: %+v", i, found)
+		}
+	}
+	if _, err := w.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func program(l *ledger.Ledger, id uint32) *ledger.Program {
 	for i := range l.Programs {
 		if l.Programs[i].ID == id {
@@ -109,14 +148,14 @@ func TestNextAfterGroupsAndErrors(t *testing.T) {
 	groups := len(m.groups.Groups())
 	for range 5 {
 		dir := temporaryGroup(t)
-		_, next, err := w.Next(true)
+		_, next, err := w.Next(true, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Remove(dir); err != nil {
 			t.Fatal(err)
 		}
-		if _, next, err = next.Next(true); err != nil {
+		if _, next, err = next.Next(true, nil); err != nil {
 			t.Fatal(err)
 		}
 		w = next
@@ -128,11 +167,11 @@ func TestNextAfterGroupsAndErrors(t *testing.T) {
 	start := w.first.wall
 	whole := m.fs
 	m.fs = proc.FS{Root: t.TempDir()} // without /proc/stat
-	if _, same, err := w.Next(false); err == nil || same != w {
+	if _, same, err := w.Next(false, nil); err == nil || same != w {
 		t.Fatalf("with an error of the edge: window %p, before %p, error %v", same, w, err)
 	}
 	m.fs = whole
-	l, next, err := w.Next(true)
+	l, next, err := w.Next(true, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

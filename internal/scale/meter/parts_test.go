@@ -267,7 +267,7 @@ func TestProgramsThatCannotBeReadAtASharedEdge(t *testing.T) {
 		}
 		var l *ledger.Ledger
 		var next *Window
-		step := func() { l, next, err = w.Next(true) }
+		step := func() { l, next, err = w.Next(true, nil) }
 		if i == 1 {
 			rights.Without(t, step)
 		} else {
@@ -372,7 +372,7 @@ func TestPartsThatFail(t *testing.T) {
 				case 3:
 					back()
 				}
-				l, next, err := w.Next(true)
+				l, next, err := w.Next(true, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -624,7 +624,7 @@ func TestListingFails(t *testing.T) {
 		if err := busy.Run(p, 1000); err != nil {
 			t.Fatal(err)
 		}
-		l, next, err := w.Next(!never || failing)
+		l, next, err := w.Next(!never || failing, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

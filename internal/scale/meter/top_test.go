@@ -27,7 +27,7 @@ func TestTopGroupIsFoundAtOnce(t *testing.T) {
 	keepBusy(t, dir)
 	for i, all := range []bool{false, true} {
 		time.Sleep(200 * time.Millisecond) // in a window of a few milliseconds the edges of the counters weigh more
-		l, next, err := w.Next(all)
+		l, next, err := w.Next(all, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +84,7 @@ func TestTopGroupRenamed(t *testing.T) {
 	for i, known := range []bool{false, true, true} {
 		before := used()
 		time.Sleep(200 * time.Millisecond)
-		l, next, err := w.Next(i == 2)
+		l, next, err := w.Next(i == 2, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -142,7 +142,7 @@ func TestGroupFoundLate(t *testing.T) {
 	keepBusy(t, dir)
 	for i, known := range []bool{false, false, true} {
 		burn(200 * time.Millisecond) // in a window of a few milliseconds the edges of the counters weigh more
-		l, next, err := w.Next(i > 0)
+		l, next, err := w.Next(i > 0, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
