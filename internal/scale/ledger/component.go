@@ -85,6 +85,9 @@ func (l *Ledger) AddComponents() {
 			none.hard = known.Sum(none.hard, known.Minus(sum.hard))
 		}
 	}
+	if none.hard != nil { // as in sum.value
+		none.hard = new(max(*none.hard, 0))
+	}
 	l.Components = []Component{}
 	for c, sum := range found {
 		l.Components = append(l.Components, Component{

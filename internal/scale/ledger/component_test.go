@@ -56,6 +56,14 @@ func TestComponents(t *testing.T) {
 	}
 
 	l = make()
+	*l.Cgroups[0].Memory.Hard = 690 // read before the groups in it, which grew
+	l.Settle()
+	l.AddComponents()
+	if rest := l.Components[len(l.Components)-1]; rest.Charge != "" || *rest.MemoryHardBytes != 0 {
+		t.Errorf("what no rule names holds %d bytes", *rest.MemoryHardBytes)
+	}
+
+	l = make()
 	l.Cgroups[3].CPUSeconds, l.Cgroups[3].Memory = nil, nil
 	l.Programs[0].RunSeconds, l.Maps[0].Bytes = nil, nil
 	l.Settle()
