@@ -101,22 +101,9 @@ var metrics = []metric{
 	{"tare_component_bpf_seconds_total", "Run time of a component's eBPF programs, in whatever control group they ran.",
 		counter, componentLabels, func(v *view, b *builder) { eachTotal(v.ComponentsBPF, b, componentValues, "", other) }},
 	{"tare_component_memory_hard_bytes", "Memory of a component's control groups that the kernel cannot reclaim: " +
-		"anonymous, shared, and kernel memory without reclaimable slab.", gauge, componentLabels,
-		func(v *view, b *builder) {
-			for _, c := range v.Last.Components {
-				if c.MemoryHardBytes != nil {
-					b.add(float64(*c.MemoryHardBytes), componentValues(b.scratch[:0], c.Charged)...)
-				}
-			}
-		}},
+		"anonymous, shared, and kernel memory without reclaimable slab.", gauge, componentLabels, eachComponent},
 	{"tare_component_bpf_map_bytes", "Memory of a component's eBPF maps, each counted once.", gauge, componentLabels,
-		func(v *view, b *builder) {
-			for _, c := range v.Last.Components {
-				if c.MapBytes != nil {
-					b.add(float64(*c.MapBytes), componentValues(b.scratch[:0], c.Charged)...)
-				}
-			}
-		}},
+		eachComponent},
 
 	{"tare_group_cpu_seconds_total", "CPU time by container, else pod, else systemd unit, else control group. Each " +
 		"second is in one series: a pod's excludes its containers.", counter, placeLabels, func(v *view, b *builder) {
@@ -309,6 +296,10 @@ var metrics = []metric{
 				_, omitted, _ := r.Rest()
 				b.add(float64(omitted), name)
 			}
+			for name, bytes := range componentMemory {
+				all, most := v.components(bytes)
+				b.add(float64(len(all)-most), name)
+			}
 		}},
 	{"tare_agent_warning", "1 for each code of the warnings of the last reading; /v1/ledger has their text.", gauge,
 		[]string{"code"}, func(v *view, b *builder) {
@@ -366,6 +357,42 @@ func eachTotal[K comparable](r *live.Ranked[K], b *builder, labels valuesOf[K], 
 	}
 	if s, _, any := r.Rest(); any {
 		b.add(s, rest...)
+	}
+}
+
+// componentMemory has the memory of components by metric; a function returns nil if it is unknown.
+var componentMemory = map[string]func(*ledger.Component) *int64{
+	"tare_component_memory_hard_bytes": func(c *ledger.Component) *int64 { return c.MemoryHardBytes },
+	"tare_component_bpf_map_bytes":     func(c *ledger.Component) *int64 { return c.MapBytes },
+}
+
+// components returns the components whose memory is known, and how many of them have a separate series.
+func (v *view) components(bytes func(*ledger.Component) *int64) (all []*ledger.Component, most int) {
+	for i := range v.Last.Components {
+		if c := &v.Last.Components[i]; bytes(c) != nil {
+			all = append(all, c)
+		}
+	}
+	if most = v.Most(); most == 0 {
+		most = len(all)
+	}
+	return all, min(most, len(all))
+}
+
+// eachComponent adds the memory of each of the biggest components, and the sum of all others.
+func eachComponent(v *view, b *builder) {
+	bytes := componentMemory[b.m.name]
+	all, most := v.components(bytes)
+	slices.SortStableFunc(all, func(a, b *ledger.Component) int { return cmp.Compare(*bytes(b), *bytes(a)) })
+	for _, c := range all[:most] {
+		b.add(float64(*bytes(c)), componentValues(b.scratch[:0], c.Charged)...)
+	}
+	rest := int64(0)
+	for _, c := range all[most:] {
+		rest += *bytes(c)
+	}
+	if most < len(all) {
+		b.add(float64(rest), "", other)
 	}
 }
 

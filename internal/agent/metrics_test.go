@@ -114,6 +114,46 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
+// TestComponentMemory: the memory of the biggest components has a series each, and that of all others shares one.
+func TestComponentMemory(t *testing.T) {
+	l := &ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 1, Idle: 1})}
+	for i, bytes := range []*int64{new(int64(10)), new(int64(20)), new(int64(40)), new(int64(30)), nil} {
+		l.Components = append(l.Components, ledger.Component{Charged: ledger.Charged{Component: fmt.Sprint("c", i)},
+			MemoryHardBytes: bytes, MapBytes: new(int64)})
+	}
+	const metric = "tare_component_memory_hard_bytes"
+	for most, want := range map[int]string{
+		2: `tare_agent_series_omitted{metric="` + metric + `"} 2
+` + metric + `{charge="unknown",component="c2"} 40
+` + metric + `{charge="unknown",component="c3"} 30
+` + metric + `{component="(other)"} 30
+`,
+		0: `tare_agent_series_omitted{metric="` + metric + `"} 0
+` + metric + `{charge="unknown",component="c2"} 40
+` + metric + `{charge="unknown",component="c3"} 30
+` + metric + `{charge="unknown",component="c1"} 20
+` + metric + `{charge="unknown",component="c0"} 10
+`,
+	} {
+		totals := live.NewTotals(live.Options{Most: most})
+		totals.Add(l)
+		var text bytes.Buffer
+		err := new(builder).each(&view{Totals: totals}, never, func(f *dto.MetricFamily, _ uint64) error {
+			_, err := expfmt.MetricFamilyToText(&text, f)
+			return err
+		})
+		got := ""
+		for line := range strings.Lines(text.String()) {
+			if strings.Contains(line, metric) && !strings.HasPrefix(line, "#") {
+				got += line
+			}
+		}
+		if err != nil || got != want {
+			t.Errorf("at most %d series: %v\n%s\nwant\n%s", most, err, got, want)
+		}
+	}
+}
+
 // TestBuilderIsReused: a builder that is used again keeps nothing of the earlier metrics, whether they had more or
 // fewer series.
 func TestBuilderIsReused(t *testing.T) {
