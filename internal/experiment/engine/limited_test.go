@@ -94,11 +94,12 @@ func TestLimitedMetrics(t *testing.T) {
 
 func TestLimitedCounts(t *testing.T) {
 	for _, c := range []struct {
-		apart  bool
+		apart  ledger.Host
 		inside int
-	}{{false, 16}, {true, 14}} {
+	}{{ledger.Host{IRQTime: ptr(false)}, 16}, {ledger.Host{IRQTime: ptr(true)}, 14},
+		{ledger.Host{IRQTimeOn: []string{"tare-trial-p1-t1"}}, 14}, {ledger.Host{IRQTimeOn: []string{"another"}}, 16}} {
 		m := limitedMeasurement(t)
-		m.Ledger.Host.IRQTime = &c.apart
+		m.Ledger.Host = c.apart
 		got := m.Counts()
 		maps.DeleteFunc(got, func(name string, _ record.Count) bool {
 			return name == "bpf_client_share" || name == "bpf_server_share"
@@ -108,7 +109,7 @@ func TestLimitedCounts(t *testing.T) {
 			"bpf_limited_inside_share": {In: c.inside, Of: 20},
 		}
 		if !maps.Equal(got, want) {
-			t.Errorf("interrupts apart %v: got %v, want %v", c.apart, got, want)
+			t.Errorf("interrupts apart %+v: got %v, want %v", c.apart, got, want)
 		}
 	}
 }

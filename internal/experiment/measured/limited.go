@@ -180,8 +180,7 @@ func interrupt(c ledger.Context) bool { return c == ledger.Softirq || c == ledge
 // inside reports whether the CPU time of the group g includes the time of programs that run in the context c while a
 // task of the group is on the CPU.
 func (m *Measured) inside(g *limitedGroup, c ledger.Context) bool {
-	apart := m.Ledger.Host.IRQTime != nil && *m.Ledger.Host.IRQTime
-	return g != nil && !(interrupt(c) && apart)
+	return g != nil && !(interrupt(c) && m.Ledger.IRQApart(g.Path))
 }
 
 // limitedSamples returns how many samples of the subject's programs match, and how many samples of them there are in

@@ -108,8 +108,14 @@ func (l *Ledger) charged() bool {
 		slices.ContainsFunc(l.Maps, func(m Map) bool { return on(m.Charged) })
 }
 
-// irqApart reports whether the kernel keeps interrupts out of the CPU time of tasks and groups.
-func (l *Ledger) irqApart() bool { return l.Host.IRQTime != nil && *l.Host.IRQTime }
+// IRQApart reports whether the kernel keeps interrupts out of the CPU time of the group at path.
+func (l *Ledger) IRQApart(path string) bool {
+	machine, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return known.Or(l.Host.IRQTime, slices.Contains(l.Host.IRQTimeOn, machine))
+}
+
+// anyIRQApart reports whether the kernel keeps interrupts out of the CPU time of some groups.
+func (l *Ledger) anyIRQApart() bool { return known.Or(l.Host.IRQTime, len(l.Host.IRQTimeOn) > 0) }
 
 // newSettlement returns a settlement that contains what groups used, added up by charge.
 func newSettlement(l *Ledger) *settlement {
@@ -385,7 +391,7 @@ func (s *settlement) addPrograms() {
 				return
 			}
 			placed += ns
-			counted := share.Context == Task || !s.l.irqApart()
+			counted := share.Context == Task || !s.l.IRQApart(*share.Cgroup)
 			switch at := s.chargeOf(*share.Cgroup); at.Charge {
 			case ChargeWorkload:
 				if counted {
@@ -534,7 +540,7 @@ func (s *settlement) workload(name string) Workload {
 		groups = nil
 	}
 	gross := ""
-	if least != nil && (hidden || s.l.irqApart()) {
+	if least != nil && (hidden || s.l.anyIRQApart()) {
 		gross = fmt.Sprintf(", nor is gross, which is %s to %s",
 			quantity.Value(float64(*least)/1e9, quantity.Seconds),
 			quantity.Value(float64(*least+s.unsplitMost)/1e9, quantity.Seconds))
@@ -565,7 +571,7 @@ func (s *settlement) workload(name string) Workload {
 		w.TareCPU = seconds(known.Sum(&bpf, groups))
 		w.GrossCPU = seconds(known.Sum(cpu, &apart, groups))
 	}
-	if w.TareBPF == nil && !s.l.irqApart() {
+	if w.TareBPF == nil && !s.l.anyIRQApart() {
 		// Wherever tare's programs ran, the CPU time of the groups contains their time. If samples could not place too much
 		// of it, the variable groups is nil, and therefore GrossCPU too.
 		w.GrossCPU = seconds(known.Sum(cpu, groups))

@@ -43,6 +43,9 @@ func Join(views []View) *Ledger {
 		v := &views[i]
 		l := v.Ledger
 		out.join(l, i == 0)
+		if known.Or(l.Host.IRQTime, false) {
+			out.Host.IRQTimeOn = append(out.Host.IRQTimeOn, v.Name)
+		}
 		ids.of(l)
 		for j := range l.Cgroups {
 			v.group(&l.Cgroups[j])
@@ -70,6 +73,9 @@ func Join(views []View) *Ledger {
 	}
 	if ids.noMaps {
 		out.Maps = nil
+	}
+	if out.Host.IRQTime != nil { // it is the same for all
+		out.Host.IRQTimeOn = nil
 	}
 	out.Window.Seconds /= float64(max(len(views), 1))
 	out.Settle()

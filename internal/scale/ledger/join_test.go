@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"tare/internal/lib/known"
 )
 
 // machine returns the ledger of a machine with two CPUs over one second, with a program that runs in two groups and has
@@ -86,4 +88,37 @@ func clone(l *Ledger) *Ledger {
 	c := *l
 	c.Cgroups = slices.Clone(l.Cgroups)
 	return &c
+}
+
+// TestJoinInterrupts: where one machine keeps interrupts out of the CPU time of groups and another does not, net is
+// without the run time inside that time only, on each machine.
+func TestJoinInterrupts(t *testing.T) {
+	apart, inside := new(true), new(false)
+	for _, c := range []struct {
+		first, second *bool
+		want          string // gross, net and tare; the programs run for 0.15 s on each machine
+	}{
+		{inside, inside, "1.5 1.2 0.3"},
+		{nil, inside, "1.5 1.2 0.3"},
+		{apart, inside, "1.65 1.35 0.3"},
+		{inside, apart, "1.65 1.35 0.3"},
+		{apart, nil, "1.65 1.35 0.3"},
+		{apart, apart, "1.8 1.5 0.3"},
+	} {
+		views := []View{{"n1", machine(0.5)}, {"n2", machine(1)}}
+		for i, irqTime := range []*bool{c.first, c.second} {
+			l := views[i].Ledger
+			l.Host.IRQTime = irqTime
+			p := &l.Programs[0]
+			p.Shares[0].Context = Softirq
+			p.Seen = []Seen{{p.Shares[0].Cgroup, Softirq, 75}, {p.Shares[1].Cgroup, Task, 25}}
+		}
+		l := Join(views)
+		for what, w := range map[string]Workload{"joined": l.Workloads[0], "pooled": Pool([]*Ledger{l})[0]} {
+			if got := fmt.Sprint(*w.GrossCPU, *w.NetCPU, *w.TareCPU); got != c.want {
+				t.Errorf("%v, %v, %s: gross, net and tare %s, want %s", known.Or(c.first, false), known.Or(c.second, false),
+					what, got, c.want)
+			}
+		}
+	}
 }

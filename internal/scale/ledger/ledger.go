@@ -50,8 +50,10 @@ type Host struct {
 	Sampler       string   `json:"sampler"`                // cycles or cpu-clock; empty without samples
 	SamplerPeriod *float64 `json:"sampler_period_seconds"` // time between two samples of one CPU
 	// IRQTime reports whether the kernel keeps interrupts out of the CPU time of tasks and cgroups; nil if unknown.
-	IRQTime *bool  `json:"irq_time_accounting"`
-	Tare    string `json:"tare"` // version of Tare
+	IRQTime *bool `json:"irq_time_accounting"`
+	// IRQTimeOn names the machines of a joined ledger on which the kernel does so; empty if IRQTime is known for all.
+	IRQTimeOn []string `json:"irq_time_accounting_on,omitempty"`
+	Tare      string   `json:"tare"` // version of Tare
 }
 
 // Window is the measured span of time. Every counter was read at its start and at its end.

@@ -90,7 +90,7 @@ type pooled struct {
 
 func (p *pool) add(l *Ledger) {
 	s := newSettlement(l)
-	p.irqApart = p.irqApart || l.irqApart()
+	p.irqApart = p.irqApart || l.anyIRQApart()
 	for i := range l.Workloads {
 		account := &l.Workloads[i]
 		w := p.workloads[account.Name]
@@ -152,7 +152,7 @@ func (p *pool) addProgram(s *settlement, prog *Program) {
 
 // placeOf returns the place of a program of tare while it ran in the group at path.
 func (s *settlement) placeOf(prog *Program, path string, context Context) place {
-	counted := context == Task || !s.l.irqApart()
+	counted := context == Task || !s.l.IRQApart(path)
 	switch at := s.chargeOf(path); {
 	case at.Charge == ChargeWorkload && counted:
 		return place{at.Workload, placeInside}
