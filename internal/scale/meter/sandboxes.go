@@ -12,6 +12,7 @@ import (
 
 	"tare/internal/lib/known"
 	"tare/internal/lib/lists"
+	"tare/internal/lib/quantity"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/host/sandbox"
@@ -191,6 +192,7 @@ type memories map[*sandbox.Process]memoryReading
 
 type memoryReading struct {
 	memory *ledger.SandboxMemory // nil with an error
+	huge   uint64                // bytes of huge pages, which are not in memory
 	err    error
 }
 
@@ -219,15 +221,14 @@ func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (memories,
 		if selfTime()-began > budget {
 			return memory, len(all) - i
 		}
-		m, err := s.memoryOf(p)
-		memory[p] = memoryReading{m, err}
+		memory[p] = s.memoryOf(p)
 	}
 	return memory, 0
 }
 
 // memoryOf returns the resident memory of one process. It is 0 for a process that has ended since the census, even if
 // its PID has been reused.
-func (s *Sandboxes) memoryOf(p *sandbox.Process) (*ledger.SandboxMemory, error) {
+func (s *Sandboxes) memoryOf(p *sandbox.Process) memoryReading {
 	r, err := s.fs.Rollup(p.PID)
 	m := &ledger.SandboxMemory{PSS: r.PSS, Anon: r.Anon, File: r.File, Shmem: r.Shmem, Swap: r.Swap}
 	if err == nil {
@@ -235,12 +236,12 @@ func (s *Sandboxes) memoryOf(p *sandbox.Process) (*ledger.SandboxMemory, error) 
 	}
 	now, gone := s.fs.Process(p.PID)
 	if errors.Is(gone, proc.ErrGone) || gone == nil && now.Start != p.Start {
-		return &ledger.SandboxMemory{Anon: new(uint64), File: new(uint64), Shmem: new(uint64)}, nil
+		return memoryReading{memory: &ledger.SandboxMemory{Anon: new(uint64), File: new(uint64), Shmem: new(uint64)}}
 	}
 	if err != nil {
-		return nil, err
+		return memoryReading{err: err}
 	}
-	return m, nil
+	return memoryReading{memory: m, huge: r.Huge}
 }
 
 // entry builds the ledger's entry for one sandbox.
@@ -506,9 +507,11 @@ func (e *entry) sums(out *ledger.Sandbox) {
 		overhead += *c.Memory.Anon + *c.Memory.Shmem + c.Memory.PageTables
 	}
 	var why error
+	huge := map[ledger.Charge]uint64{}
 	for _, p := range e.b.Processes {
 		read = read && (p.Kernel || e.memory[p].memory != nil)
 		why = cmp.Or(why, e.memory[p].err)
+		huge[chargeOf(p.Component)] += e.memory[p].huge
 	}
 	out.NetCPU, out.TareCPU = cpu[ledger.ChargeWorkload], cpu[ledger.ChargeTare]
 	out.GrossCPU = known.Sum(out.NetCPU, out.TareCPU)
@@ -524,6 +527,14 @@ func (e *entry) sums(out *ledger.Sandbox) {
 			note += ": " + why.Error()
 		}
 		out.Notes = append(out.Notes, note)
+	}
+	if all := huge[ledger.ChargeWorkload] + huge[ledger.ChargeTare]; all > 0 {
+		out.GrossMemory, out.NetMemory = nil, nil
+		if huge[ledger.ChargeTare] > 0 { // such as the VMM's, which the guest may have
+			out.TareMemory, out.MeasuredOverhead = nil, nil
+		}
+		out.Notes = append(out.Notes, fmt.Sprintf("its processes map up to %s of huge pages, which are in no PSS, so sums "+
+			"with them are not known", quantity.Value(float64(all), quantity.Bytes)))
 	}
 	if len(e.untimed) > 0 {
 		note := "CPU time of " + e.untimed[0]
@@ -543,7 +554,7 @@ func (e *entry) explain(out *ledger.Sandbox) {
 	if e.b.VM {
 		out.Notes = append(out.Notes, "net is the whole guest: the application, the guest's kernel and its page cache, "+
 			"which the host cannot tell apart")
-		if has(string(sandbox.VMM)) && !has(ledger.ComponentGuest) {
+		if has(string(sandbox.VMM)) && !has(ledger.ComponentGuest) && out.TareMemory != nil {
 			out.NetMemory, out.TareMemory, out.MeasuredOverhead = nil, nil, nil
 			out.Notes = append(out.Notes, "the guest's memory is not shared memory, so it cannot be told from the VMM's "+
 				"own")

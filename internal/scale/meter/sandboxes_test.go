@@ -188,6 +188,41 @@ func TestSandboxesUnreadableMemory(t *testing.T) {
 	}
 }
 
+// Huge pages are in no PSS. Those of the VMM may be its own or the guest's, so no sum is known, and the guest's memory
+// is not said to be private.
+func TestSandboxesHugePages(t *testing.T) {
+	guest.KernelFree(t)
+	root, _ := machine(t)
+	rollup := "Rss: 50 kB\nPss: 50 kB\nPss_Anon: 30 kB\nPss_File: 20 kB\nPss_Shmem: 0 kB\nShared_Hugetlb: 0 kB\n" +
+		"Private_Hugetlb: 4194304 kB\n"
+	if err := os.WriteFile(filepath.Join(root, "proc/20/smaps_rollup"), []byte(rollup), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := openSandboxes(t, sandbox.Options{Root: root})
+	l := &ledger.Ledger{}
+	if err := s.AddTo(endWindow(s, l)); err != nil {
+		t.Fatal(err)
+	}
+	b := l.Sandboxes[0]
+	notes := strings.Join(b.Notes, "\n")
+	if b.GrossMemory != nil || b.NetMemory != nil || b.TareMemory != nil || b.MeasuredOverhead != nil ||
+		!strings.Contains(notes, "up to 4.29 GB of huge pages") || strings.Contains(notes, "not shared memory") {
+		t.Errorf("gross %v, net %v, tare %v, overhead %v: %q", b.GrossMemory, b.NetMemory, b.TareMemory,
+			b.MeasuredOverhead, b.Notes)
+	}
+
+	// Those of an application in a container leave tare known.
+	app, shim := &sandbox.Process{PID: 1, Component: sandbox.Workload}, &sandbox.Process{PID: 2, Component: sandbox.Shim}
+	e := entry{s: s, b: &sandbox.Sandbox{Processes: []*sandbox.Process{app, shim}}, memory: memories{
+		app: {memory: &ledger.SandboxMemory{PSS: 50}, huge: 2 << 20}, shim: {memory: &ledger.SandboxMemory{PSS: 7}}}}
+	out := ledger.Sandbox{Components: []ledger.SandboxComponent{
+		{Component: string(sandbox.Workload), Charge: ledger.ChargeWorkload, Memory: e.memory[app].memory},
+		{Component: string(sandbox.Shim), Charge: ledger.ChargeTare, Memory: e.memory[shim].memory}}}
+	if e.sums(&out); out.GrossMemory != nil || out.NetMemory != nil || out.TareMemory == nil || *out.TareMemory != 7 {
+		t.Errorf("of a container: gross %v, net %v, tare %v", out.GrossMemory, out.NetMemory, out.TareMemory)
+	}
+}
+
 // container creates the group of a runc container without an engine, and returns its id and the file by which processes
 // join it.
 func container(t *testing.T) (id, procs string) {
@@ -458,16 +493,16 @@ func TestSandboxesEndedProcess(t *testing.T) {
 	s := &Sandboxes{}
 	pid := os.Getpid()
 	for _, p := range []*sandbox.Process{{PID: 1 << 22, Start: 1}, {PID: pid, Start: 1}} {
-		if m, err := s.memoryOf(p); err != nil || m.PSS != 0 || m.Anon == nil {
-			t.Errorf("process %d: %+v, %v", p.PID, m, err)
+		if r := s.memoryOf(p); r.err != nil || r.memory.PSS != 0 || r.memory.Anon == nil {
+			t.Errorf("process %d: %+v", p.PID, r)
 		}
 	}
 	me, err := proc.FS{}.Process(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m, err := s.memoryOf(&sandbox.Process{PID: pid, Start: me.Start}); err != nil || m.PSS == 0 {
-		t.Errorf("this process: %+v, %v", m, err)
+	if r := s.memoryOf(&sandbox.Process{PID: pid, Start: me.Start}); r.err != nil || r.memory.PSS == 0 {
+		t.Errorf("this process: %+v", r)
 	}
 }
 

@@ -58,10 +58,10 @@ func TestEntries(t *testing.T) {
 // TestRollup reads resident memory by kind of page, from a text and of this process.
 func TestRollup(t *testing.T) {
 	r, ok := parseRollup([]byte("5-7 ---p 0 00:00 0 [rollup]\nRss: 100 kB\nPss: 60 kB\nPss_Dirty: 1 " +
-		"kB\nPss_Anon: 30 kB\n" +
-		"Pss_File: 20 kB\nPss_Shmem: 10 kB\nSwapPss: 4 kB\nPss_What: many\n"))
+		"kB\nPss_Anon: 30 kB\nPss_File: 20 kB\nPss_Shmem: 10 kB\nShared_Hugetlb: 2048 kB\nPrivate_Hugetlb: 4096 kB\n" +
+		"SwapPss: 4 kB\nPss_What: many\n"))
 	if !ok || r.PSS != 60<<10 || *r.Anon != 30<<10 || *r.File != 20<<10 || *r.Shmem != 10<<10 || r.Swap != 4<<10 ||
-		r.RSS != 100<<10 {
+		r.RSS != 100<<10 || r.Huge != 6<<20 {
 		t.Errorf("%+v, %v", r, ok)
 	}
 	if r, ok := parseRollup([]byte("Pss: 60 kB\n")); !ok || r.Anon != nil {

@@ -448,6 +448,7 @@ type Rollup struct {
 	Anon, File, Shmem *uint64
 	Swap              uint64 // SwapPss: not resident
 	RSS               uint64 // shared pages are counted in full, so it must not be added up
+	Huge              uint64 // huge pages of hugetlbfs, shared ones in full: in no other field (smaps_hugetlb_range)
 }
 
 // Rollup reads /proc/<pid>/smaps_rollup, for which the kernel walks the page tables. A kernel thread and a zombie have
@@ -485,6 +486,9 @@ func parseRollup(b []byte) (r Rollup, ok bool) {
 	r.Anon, r.File, r.Shmem = kind("Pss_Anon"), kind("Pss_File"), kind("Pss_Shmem")
 	r.Swap, _ = parseKB(b, "SwapPss")
 	r.RSS, _ = parseKB(b, "Rss")
+	shared, _ := parseKB(b, "Shared_Hugetlb")
+	private, _ := parseKB(b, "Private_Hugetlb")
+	r.Huge = shared + private
 	r.PSS, ok = parseKB(b, "Pss")
 	return r, ok
 }
