@@ -118,7 +118,7 @@ func (a *account) ledger() *ledger.Ledger {
 			a.warn("records-lost", "%d records of threads and programs were lost, because they came faster than they could be "+
 				"read: samples of short-lived threads may be in no known group", n)
 		}
-		if n := a.found.slowed; n > 0 {
+		if n := a.found.lost.slowed; n > 0 {
 			a.warn("sampler-throttled", "the kernel throttled the sampler %d times, so parts of the window have no samples; "+
 				"use a lower --hz", n)
 		}

@@ -32,8 +32,8 @@ const maxStacks = 1 << 15
 type collector struct {
 	sampler *perf.Sampler
 	text    *text
-	names   *groupNames
 	locator *locator
+	names   []string // of the groups, by number; set by sum
 
 	from, to int64 // CLOCK_MONOTONIC ns: samples outside are not part of this window
 	listed   int64 // when the programs that existed at the beginning of the window were listed
@@ -47,11 +47,7 @@ type collector struct {
 	dropped  int // samples dropped because of maxStacks
 
 	before, in losses // before the window, and during it
-
-	// slowed is the number of times that the sampler had been throttled before the window. blind lists the CPUs that were
-	// not sampled for at least a part of the window.
-	slowed uint64
-	blind  []int
+	blind      []int  // the CPUs that were not sampled for at least a part of the window
 
 	next *collector // the next window's collector, which gets the samples from c.to on; nil if there is none
 
@@ -60,10 +56,11 @@ type collector struct {
 	stalled []stalledStack
 }
 
-// losses counts what the sampler had no room for.
-type losses struct{ samples, records uint64 }
+// losses counts what the sampler had no room for, and how often the kernel throttled it.
+type losses struct{ samples, records, slowed uint64 }
 
 func (c *collector) losses() (l losses, err error) {
+	l.slowed = c.sampler.Throttled()
 	l.samples, l.records, err = c.sampler.Lost()
 	return l, err
 }
@@ -95,7 +92,7 @@ func newCollector(s *perf.Sampler, layout *cgroup.Layout, hidden bool) *collecto
 
 func collectorWith(s *perf.Sampler, locator *locator) *collector {
 	return &collector{
-		sampler: s, text: newText(), names: locator.names, locator: locator, hidden: locator.hidden,
+		sampler: s, text: newText(), locator: locator, hidden: locator.hidden,
 		loaded: map[uint32]bool{}, index: map[uint64]int32{}, cells: map[cell]int{}, idle: map[int32]int{},
 		to:     forever,
 		recent: map[uint32][]moment{},
@@ -122,7 +119,6 @@ func (c *collector) start() error {
 // begin records what was lost before the window, to subtract it.
 func (c *collector) begin() (err error) {
 	c.before, err = c.losses()
-	c.slowed = c.sampler.Throttled()
 	return err
 }
 
@@ -141,7 +137,7 @@ func (c *collector) finish(to int64) error {
 func (c *collector) cut(to, listed int64) *collector {
 	locator := c.locator
 	// Most of these groups and threads have gone by now, so start afresh.
-	if len(c.names.names) > maxGroupNames || len(locator.threads) > maxThreads {
+	if len(locator.names.names) > maxGroupNames || len(locator.threads) > maxThreads {
 		hidden := locator.hidden
 		locator = newLocator(locator.layout, newGroupNames(), c.sampler.HasCgroup())
 		locator.hidden = hidden
@@ -156,15 +152,18 @@ const (
 	maxThreads    = 1 << 14
 )
 
-// sum computes the losses during the collector's time. All records of that time must have been drained.
+// sum computes the losses during the collector's time. All records of that time must have been drained. After sum,
+// findings reads nothing that the next collector changes, so it may run while that one drains.
 func (c *collector) sum() (err error) {
+	c.names = c.locator.names.names
 	var berr error
 	c.blind, berr = c.sampler.Blind()
 	all, err := c.losses()
 	c.in.samples = all.samples - min(all.samples, c.before.samples)
 	c.in.records = all.records - min(all.records, c.before.records)
+	c.in.slowed = all.slowed - c.before.slowed
 	if c.next != nil {
-		c.next.before, c.next.slowed = all, c.sampler.Throttled()
+		c.next.before = all
 	}
 	return errors.Join(err, berr)
 }
@@ -298,7 +297,6 @@ type findings struct {
 	loaded         map[uint32]bool
 	samples        int
 	lost           losses
-	slowed         uint64 // times that the kernel throttled the sampler
 	dropped        int
 	unsure         map[uint32]bool              // programs whose samples may belong to others
 	blind          []int                        // CPUs that were not sampled for a part of the window
@@ -309,7 +307,7 @@ type findings struct {
 func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Context, error)) (findings, error) {
 	f := findings{
 		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, unsure: c.text.unsure(),
-		samples: c.samples, dropped: c.dropped, lost: c.in, slowed: c.sampler.Throttled() - c.slowed,
+		samples: c.samples, dropped: c.dropped, lost: c.in,
 	}
 	seen := map[uint64]bool{}
 	var addrs []uint64
@@ -370,7 +368,7 @@ func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Con
 			if f.places[id] == nil {
 				f.places[id] = map[attribution.Place]int{}
 			}
-			f.places[id][attribution.Place{Group: c.names.names[cl.group], Context: r.Context}] += n
+			f.places[id][attribution.Place{Group: c.names[cl.group], Context: r.Context}] += n
 		}
 	}
 	f.hits = map[uint32][]attribution.Hit{}
