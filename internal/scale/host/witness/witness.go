@@ -285,6 +285,7 @@ func (w *Witness) loadWith(p *Program, source uint32) error {
 	}
 	spec.Maps["tare_looks"].MaxEntries = uint32(cpus)
 	spec.Maps["tare_stalls"].MaxEntries = ringBytes(cpus)
+	spec.Maps["tare_busiest"].MaxEntries = mostProcesses(cpus)
 	if w.without {
 		spec.Maps["tare_busiest"].MaxEntries = 1
 	}
@@ -310,6 +311,12 @@ func ringBytes(cpus int) uint32 {
 	}
 	return n
 }
+
+// mostProcesses returns how many processes the map of those that were seen running can hold. Each CPU sets aside up to
+// 128 free entries of an LRU map. If none is left for another CPU, the kernel drops the newest entries of that one
+// (before Linux 6.16, see d4adf1c9ee77 "bpf: Adjust free target to avoid global starvation of LRU map"). Like that
+// commit, mostProcesses leaves half of the map to all CPUs together.
+func mostProcesses(cpus int) uint32 { return max(4096, 2*128*uint32(cpus)) }
 
 func (w *Witness) openEvent(cpu, leader int) error {
 	attr := unix.PerfEventAttr{

@@ -55,6 +55,16 @@ func TestLayout(t *testing.T) {
 	}
 }
 
+// TestMostProcesses: however many CPUs there are, at most half of the map is in the free entries that they set aside.
+func TestMostProcesses(t *testing.T) {
+	const setAside = 128 // LOCAL_FREE_TARGET in kernel/bpf/bpf_lru_list.c
+	for cpus := 1; cpus <= 1024; cpus *= 2 {
+		if n := mostProcesses(cpus); n < 4096 || setAside*uint32(cpus) > n/2 {
+			t.Errorf("%d CPUs set aside %d of %d entries", cpus, setAside*cpus, n)
+		}
+	}
+}
+
 // The witness and the kernel count the same stolen time, apart from what the kernel had not yet counted at either edge,
 // whether or not the witness records who held the CPUs.
 func TestStolenAgreesWithTheKernel(t *testing.T) {
