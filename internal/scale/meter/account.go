@@ -875,7 +875,8 @@ func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 
 // rootUsage returns the CPU time of processes in the root group of a v2 machine. It leaves out processes that were
 // moved there during the window: their counters include earlier use, and the part within the window is unknown. A
-// process that began in the window used all of its CPU time there, whichever process had its PID before.
+// process that began in the window is assumed to have used all of its CPU time there, whichever process had its PID
+// before. (Its parent does not show whether it began elsewhere: orphans get a new one, such as init in a group.)
 func (a *account) rootUsage() float64 {
 	var sum time.Duration
 	moved := 0
