@@ -117,7 +117,7 @@ type limitedGroup struct {
 	limit float64 // in CPUs
 }
 
-// limited returns the groups of applications and loads with a CPU limit. Limits of the subject are not of interest here.
+// limited returns the groups of applications and loads with a CPU limit. Limits of subjects are not of interest here.
 func (m *Measured) limited() []limitedGroup {
 	var groups []limitedGroup
 	for i := range m.Ledger.Cgroups {

@@ -428,11 +428,15 @@ func TestCleanOrphans(t *testing.T) {
 // TestCleanChosen: -n and names limit what clean removes, in both cases with the agents of the runs. A name is enough
 // to remove what is in use.
 func TestCleanChosen(t *testing.T) {
+	const (
+		ofBank, agentsOfBank = "jobs/bank/tare-bbbbbb", "jobs/kube-system/tare-agent-bbbbb"
+		ofShop, agentsOfShop = "jobs/shop/tare-aaaaaa", "jobs/kube-system/tare-agent-aaaaa"
+	)
 	for args, wants := range map[string][]string{
-		"clean --all -n shop":                        {"jobs/bank/tare-bbbbbb", "jobs/kube-system/tare-agent-bbbbb"},
-		"clean tare-aaaaaa":                          {"jobs/bank/tare-bbbbbb", "jobs/kube-system/tare-agent-bbbbb"},
-		"clean tare-agent-bbbbb":                     {"jobs/bank/tare-bbbbbb", "jobs/shop/tare-aaaaaa", "jobs/kube-system/tare-agent-aaaaa"},
-		"clean tare-agent-bbbbb tare-bbbbbb -n bank": {"jobs/shop/tare-aaaaaa", "jobs/kube-system/tare-agent-aaaaa"},
+		"clean --all -n shop":                        {ofBank, agentsOfBank},
+		"clean tare-aaaaaa":                          {ofBank, agentsOfBank},
+		"clean tare-agent-bbbbb":                     {ofBank, ofShop, agentsOfShop},
+		"clean tare-agent-bbbbb tare-bbbbbb -n bank": {ofShop, agentsOfShop},
 		"clean --all":                                nil,
 	} {
 		s := apiServer{}
