@@ -36,6 +36,7 @@ func Join(views []View) *Ledger {
 		Tare:        of(func(l *Ledger) string { return l.Host.Tare }),
 		Sampler:     of(func(l *Ledger) string { return l.Host.Sampler }),
 		CgroupMode:  of(func(l *Ledger) string { return l.Host.CgroupMode }),
+		CgroupCPU:   of(func(l *Ledger) string { return l.Host.CgroupCPU }),
 		Clocksource: of(func(l *Ledger) string { return l.Host.Clocksource }),
 	}
 	var ids ids

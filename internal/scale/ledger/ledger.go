@@ -54,6 +54,9 @@ type Host struct {
 	// IRQTimeOn names the machines of a joined ledger on which the kernel does so; empty if IRQTime is known for all.
 	IRQTimeOn []string `json:"irq_time_accounting_on,omitempty"`
 	Tare      string   `json:"tare"` // version of Tare
+	// CgroupCPU is the version of the hierarchy that counts CPU time: v1, v2 or none. It is empty in ledgers without the
+	// field.
+	CgroupCPU string `json:"cgroup_cpu,omitempty"`
 }
 
 // Window is the measured span of time. Every counter was read at its start and at its end.
@@ -282,7 +285,7 @@ type Cgroup struct {
 
 	Role string `json:"role"` // app, load, subject, self, or empty
 	// CPUSeconds is nil, as are the throttling counters, if the group was made before the window but found only during it.
-	// For the root of a v2 machine it is the CPUs' user, system and interrupt time, not the CPU time of tasks.
+	// For the root where v2 counts CPU time it is the CPUs' user, system and interrupt time, not the CPU time of tasks.
 	CPUSeconds *float64 `json:"cpu_seconds"`
 	// CPUReset reports whether the group's CPU counter went backwards during the window; CPUSeconds is then nil.
 	CPUReset bool `json:"cpu_reset,omitempty"`

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"math"
 
 	"tare/internal/lib/known"
@@ -77,11 +78,11 @@ func (l *Ledger) OwnCPU(t *Tree) []*int64 {
 	return own
 }
 
-// CountsCPUs reports whether the CPU time of a group is that of the machine's CPUs, with interrupts, as for the root of
-// a v2 machine (root_cgroup_cputime in kernel/cgroup/rstat.c). Other groups count their tasks, by another clock, so
-// subtracting their time from the root's does not give the time of the root's own tasks.
+// CountsCPUs reports whether the CPU time of a group is that of the machine's CPUs, with interrupts, as for the root
+// where v2 counts CPU time (root_cgroup_cputime in kernel/cgroup/rstat.c). Other groups count their tasks, by another
+// clock, so subtracting their time from the root's does not give the time of the root's own tasks.
 func (l *Ledger) CountsCPUs(g *Cgroup) bool {
-	return g.Path == "/" && l.Host.CgroupMode == "v2" && l.CPU.Part == nil
+	return g.Path == "/" && cmp.Or(l.Host.CgroupCPU, l.Host.CgroupMode) == "v2" && l.CPU.Part == nil
 }
 
 // CPUNanoseconds returns the CPU time of the group and its descendants in nanoseconds; nil if unknown.

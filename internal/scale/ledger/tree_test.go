@@ -5,6 +5,22 @@ import (
 	"testing"
 )
 
+// TestCountsCPUs: the hierarchy that counts CPU time decides, and in ledgers without that, the mode.
+func TestCountsCPUs(t *testing.T) {
+	for _, c := range []struct {
+		mode, cpu string
+		want      bool
+	}{
+		{"v2", "", true}, {"v1", "", false}, {"hybrid", "", false}, {"v2", "v2", true}, {"hybrid", "v1", false},
+		{"hybrid", "v2", true},
+	} {
+		l := Ledger{Host: Host{CgroupMode: c.mode, CgroupCPU: c.cpu}}
+		if got := l.CountsCPUs(&Cgroup{Path: "/"}); got != c.want {
+			t.Errorf("%s, CPU time by %q: %v", c.mode, c.cpu, got)
+		}
+	}
+}
+
 // TestOwn: what groups used themselves adds up to what the topmost ones used, and an unknown part stays with the group
 // above.
 func TestOwn(t *testing.T) {

@@ -779,7 +779,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	switch {
 	case a.m.rootError != nil:
 		u.NoRoot = true
-	case a.m.layout.Mode == cgroup.ModeV2:
+	case a.m.layout.CPUMode() == cgroup.ModeV2:
 		u.Root = a.rootUsage()
 	case untold:
 		u.NoRoot = true
@@ -873,8 +873,8 @@ func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 	return times
 }
 
-// rootUsage returns the CPU time of processes in the root group of a v2 machine. It leaves out processes that were
-// moved there during the window: their counters include earlier use, and the part within the window is unknown. A
+// rootUsage returns the CPU time of processes in the root group where v2 counts CPU time. It leaves out processes that
+// were moved there during the window: their counters include earlier use, and the part within the window is unknown. A
 // process that began in the window is assumed to have used all of its CPU time there, whichever process had its PID
 // before. (Its parent does not show whether it began elsewhere: orphans get a new one, such as init in a group.)
 func (a *account) rootUsage() float64 {

@@ -339,6 +339,42 @@ func TestHierarchiesThatDisagree(t *testing.T) {
 	}
 }
 
+// TestRootBesideANamedHierarchy: where v2 counts CPU time, its root counts CPUs and not tasks, also if a v1 hierarchy
+// without controllers is mounted beside it.
+func TestRootBesideANamedHierarchy(t *testing.T) {
+	root := t.TempDir()
+	writeUnder(t, root, "proc/self/cgroup", "1:name=systemd:/\n0::/\n")
+	writeUnder(t, root, "proc/self/mountinfo", "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"+
+		"31 30 0:27 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n")
+	writeUnder(t, root, "sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+	writeUnder(t, root, "sys/fs/cgroup/cgroup.procs", strconv.Itoa(os.Getpid())+"\n")
+	layout, err := cgroup.Discover(cgroup.Roots{Proc: root + "/proc", Prefix: root})
+	if err != nil || layout.Mode != cgroup.ModeHybrid {
+		t.Fatalf("%+v, %v", layout, err)
+	}
+	m := &Meter{layout: layout, groups: &cgroup.Reader{}, kernel: &proc.KernelThreads{}}
+	m.describe()
+	a := account{m: m, w: &Window{m: m}}
+	a.w.first.at = monotonic()
+	a.last.at = a.w.first.at + int64(10*time.Second)
+	a.last.stat.Online = []proc.CPUTime{{CPU: 0}}
+	a.w.first.stat.Online = a.last.stat.Online
+	a.w.first.root, a.last.root = map[int]time.Duration{1: 0}, map[int]time.Duration{1: time.Second / 5}
+	// 30 s of the group, 0.2 s of the root's process, and interrupts of 12 s
+	l := &ledger.Ledger{Host: m.host, Cgroups: []ledger.Cgroup{{Path: "/", CPUSeconds: new(42.2)},
+		{Path: "/a", CPUSeconds: new(30.0)}}}
+	l.CPU = a.budget(l)
+	if got, _ := lineOf(l, ledger.LineRoot); got != 0.2 {
+		t.Errorf("the root group has %v s, want 0.2", got)
+	}
+	if own := l.OwnCPU(ledger.NewTree(l.Cgroups))[0]; own == nil || *own != 2e8 {
+		t.Errorf("the root itself has %v ns, want 0.2 s", known.Or(own, -1))
+	}
+	if read, err := m.readRoot(); err != nil || len(read) != 1 {
+		t.Errorf("of the processes in the root group: %v, %v", read, err)
+	}
+}
+
 // TestGroupsMadeInTheWindow: a group created in the window has its time of creation (Began), and if it was created
 // again under the same name, a warning says that its counters started from 0.
 func TestGroupsMadeInTheWindow(t *testing.T) {

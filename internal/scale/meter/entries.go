@@ -53,11 +53,11 @@ func (m *Meter) kernelThreads() map[int]bool {
 	return lists.Keyed(m.kernel.Threads(), func(t proc.KernelThread) (int, bool) { return t.PID, !t.Gone })
 }
 
-// readRoot returns the CPU time of each process in the root group of a v2 machine, because v2 has no counter for all of
-// them together. It leaves out kernel threads. The result is nil on other machines.
+// readRoot returns the CPU time of each process in the root group where v2 counts CPU time, because v2 has no counter
+// for all of them together. It leaves out kernel threads. The result is nil on other machines.
 func (m *Meter) readRoot() (map[int]time.Duration, error) {
-	h, ok := m.layout.V2()
-	if !ok || m.layout.Mode != cgroup.ModeV2 || m.rootError != nil {
+	h, _ := m.layout.V2()
+	if m.layout.CPUMode() != cgroup.ModeV2 || m.rootError != nil {
 		return nil, nil
 	}
 	raw, err := os.ReadFile(filepath.Join(h.Mount, "cgroup.procs"))

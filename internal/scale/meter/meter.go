@@ -207,7 +207,7 @@ func (m *Meter) describe() {
 	machine := m.fs.Machine()
 	m.host = ledger.Host{
 		Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs, CPUModel: machine.CPUModel,
-		CgroupMode:  m.layout.Mode,
+		CgroupMode: m.layout.Mode, CgroupCPU: m.layout.CPUMode(),
 		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: self.Version,
 	}
 }

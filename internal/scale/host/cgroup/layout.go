@@ -167,6 +167,19 @@ func (l *Layout) CPU() (*Hierarchy, bool) {
 	return l.V2()
 }
 
+// CPUMode returns the version of the hierarchy that counts CPU time: ModeV1, ModeV2, or ModeNone without one. It may be
+// ModeV2 on a hybrid machine, such as one with only a named hierarchy of v1.
+func (l *Layout) CPUMode() string {
+	h, ok := l.CPU()
+	switch {
+	case !ok:
+		return ModeNone
+	case h.V2:
+		return ModeV2
+	}
+	return ModeV1
+}
+
 // initialNamespace is the inode number of the control group namespace that the machine starts with
 // (include/linux/proc_ns.h).
 const initialNamespace = 0xEFFFFFFB
