@@ -108,6 +108,17 @@ func TestReaderFixtures(t *testing.T) {
 	}
 }
 
+// TestMountPointsAreNotGroups: a directory on which another file system is mounted is left out, like /proc here.
+func TestMountPointsAreNotGroups(t *testing.T) {
+	below, err := subdirs(unix.AT_FDCWD, "/", make([]byte, 4096))
+	if err != nil || len(below) == 0 {
+		t.Fatalf("%d directories, %v", len(below), err)
+	}
+	if slices.ContainsFunc(below, func(d subdir) bool { return d.name == "proc" }) {
+		t.Error("/proc is taken for a part of the file system of /")
+	}
+}
+
 // groupsOf returns the hierarchies of this machine that a Reader reads.
 func groupsOf(t testing.TB, l *Layout) []*Hierarchy {
 	t.Helper()

@@ -217,13 +217,18 @@ type subdir struct {
 
 // subdirs returns the subdirectories of a directory with their attributes, which it reads while the directory is open,
 // because short paths are cheaper for the kernel. It parses the kernel's records itself, because a v1 group has some
-// thirty files for each directory, whose names are not needed.
+// thirty files for each directory, whose names are not needed. It leaves out mount points: a hierarchy of v1 is often
+// mounted on a group of v2 (/sys/fs/cgroup/systemd), and its inode numbers are those of other groups here.
 func subdirs(dir int, name string, buf []byte) ([]subdir, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
+	var own unix.Stat_t
+	if err := unix.Fstat(fd, &own); err != nil {
+		return nil, err
+	}
 	var all []subdir
 	err = proc.EachDirent(fd, buf, func(_ uint64, kind byte, raw []byte) {
 		if kind != unix.DT_DIR && kind != unix.DT_UNKNOWN {
@@ -235,6 +240,9 @@ func subdirs(dir int, name string, buf []byte) ([]subdir, error) {
 		}
 		var st unix.Stat_t
 		err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if err == nil && st.Dev != own.Dev {
+			return
+		}
 		if kind == unix.DT_DIR || err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
 			all = append(all, subdir{name, st.Ino, uint64(st.Nlink), err})
 		}
