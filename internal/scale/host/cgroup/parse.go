@@ -102,6 +102,15 @@ func parseCPUStat(g *Group, b []byte) {
 	set(b, field{"usage_usec", &g.CPU.UsageNs, 1000})
 }
 
+// parseRootCPUStat is parseCPUStat for the root of v2. Its usage_usec includes stolen time before Linux 6.14, and the
+// time of virtual machines twice before 5.16 (root_cgroup_cputime in kernel/cgroup/rstat.c). Its parts never did.
+func parseRootCPUStat(g *Group, b []byte) {
+	parseThrottling(g, b)
+	var user, system Value
+	set(b, field{"user_usec", &user, 1000}, field{"system_usec", &system, 1000})
+	g.CPU.UsageNs = Value{N: user.N + system.N, OK: user.OK && system.OK}
+}
+
 func parseCurrent(g *Group, b []byte) { g.Memory.Current = parseUint(b) }
 func parsePeak(g *Group, b []byte)    { g.Memory.Peak = parseUint(b) }
 func parseKernel(g *Group, b []byte)  { g.Memory.Kernel = parseUint(b) }

@@ -484,6 +484,8 @@ func (r *Reader) equip(g *Group, n *node) {
 	}
 	byCPUAcct := func(o *node) bool { return o.tree.usage && !o.tree.V2 }
 	switch {
+	case !slices.ContainsFunc(g.nodes, byCPUAcct) && n.rel == "" && t.fromRoot():
+		add(&g.cpu, "cpu.stat", parseRootCPUStat)
 	case !slices.ContainsFunc(g.nodes, byCPUAcct):
 		add(&g.cpu, "cpu.stat", parseCPUStat)
 	case t.quota:

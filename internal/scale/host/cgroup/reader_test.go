@@ -108,6 +108,33 @@ func TestReaderFixtures(t *testing.T) {
 	}
 }
 
+// TestRootUsage: the usage of the machine's root of v2 is that of its parts, because older kernels add stolen time to
+// usage_usec. A root that is only that of a container (it has cgroup.events) counts its tasks.
+func TestRootUsage(t *testing.T) {
+	files := map[string]string{
+		"proc/self/mountinfo":              "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+		"proc/self/cgroup":                 "0::/\n",
+		"sys/fs/cgroup/cgroup.controllers": "",
+		"sys/fs/cgroup/cpu.stat":           "usage_usec 13\nuser_usec 6\nsystem_usec 4\n",
+	}
+	for _, want := range []uint64{10e3, 13e3} {
+		root := writeTree(t, files)
+		l, err := Discover(Roots{Proc: root + "/proc", Prefix: root})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := NewReader(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		if err := r.ReadCPU(); err != nil || r.find(t, "/").CPU.UsageNs != val(want) {
+			t.Errorf("%+v, %v; want %d ns", r.find(t, "/").CPU, err, want)
+		}
+		files["sys/fs/cgroup/cgroup.events"] = ""
+	}
+}
+
 // TestMountPointsAreNotGroups: a directory on which another file system is mounted is left out, like /proc here.
 func TestMountPointsAreNotGroups(t *testing.T) {
 	below, err := subdirs(unix.AT_FDCWD, "/", make([]byte, 4096))
@@ -793,9 +820,8 @@ func FuzzParsers(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var g Group
-		for _, parse := range []func(*Group, []byte){parseUsage, parseThrottling, parseCPUStat, parseCurrent, parsePeak,
-			parseKernel,
-			parseSock, parseMemoryStat1, parseMemoryStat2} {
+		for _, parse := range []func(*Group, []byte){parseUsage, parseThrottling, parseCPUStat, parseRootCPUStat,
+			parseCurrent, parsePeak, parseKernel, parseSock, parseMemoryStat1, parseMemoryStat2} {
 			parse(&g, b)
 		}
 		for i, v := 0, reflect.ValueOf(g.Memory); i < v.NumField(); i++ {
