@@ -75,6 +75,11 @@ func (a *account) ledger() *ledger.Ledger {
 			a.warnings = append(a.warnings, ledger.Warning{Code: w.Code, Message: w.Message})
 		}
 	}
+	a.m.judgeIRQTime(a.last.stat)
+	if a.m.host.IRQTime == nil {
+		a.warn("irq-time", "it is not known whether the kernel takes interrupts out of tasks' CPU time; Tare assumes that "+
+			"it does not")
+	}
 	l := &ledger.Ledger{
 		Schema: ledger.Schema,
 		Host:   a.m.host,

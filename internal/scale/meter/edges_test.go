@@ -375,6 +375,37 @@ func TestRootBesideANamedHierarchy(t *testing.T) {
 	}
 }
 
+// TestIRQTimeOfAnUnstableClock: once the clock is unstable, it is unknown whether interrupts are in tasks' CPU time
+// until the kernel counts some apart.
+func TestIRQTimeOfAnUnstableClock(t *testing.T) {
+	root := t.TempDir()
+	m := &Meter{fs: proc.FS{Root: root}, host: ledger.Host{IRQTime: new(true)}}
+	for _, c := range []struct {
+		clocks string
+		irq    float64
+		want   *bool
+	}{
+		{"tsc hpet", 3, new(true)},
+		{"hpet", 4, nil}, // what grew may have grown before
+		{"hpet", 4, nil},
+		{"hpet", 4.01, new(true)},
+		{"tsc hpet", 4.01, new(true)},
+		{"hpet", 4.02, nil},
+	} {
+		writeUnder(t, root, "sys/devices/system/clocksource/clocksource0/available_clocksource", c.clocks+"\n")
+		m.judgeIRQTime(proc.Stat{IRQ: c.irq})
+		if got := m.host.IRQTime; (got == nil) != (c.want == nil) || got != nil && *got != *c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+	for _, before := range []*bool{nil, new(false)} {
+		m := &Meter{fs: m.fs, host: ledger.Host{IRQTime: before}}
+		if m.judgeIRQTime(proc.Stat{IRQ: 1}); m.host.IRQTime != before {
+			t.Errorf("it became %v", m.host.IRQTime)
+		}
+	}
+}
+
 // TestGroupsMadeInTheWindow: a group created in the window has its time of creation (Began), and if it was created
 // again under the same name, a warning says that its counters started from 0.
 func TestGroupsMadeInTheWindow(t *testing.T) {

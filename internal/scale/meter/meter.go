@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/known"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/self"
 	"tare/internal/scale/host/bpf"
@@ -76,6 +77,7 @@ type Meter struct {
 	parts     windowParts      // the enabled parts, with the errors of those that this machine lacks
 	noKernel  bool             // kernel threads are hidden from this process
 	rootError error            // why the processes in the root group cannot be listed
+	untrusted *float64         // proc.Stat.IRQ when the clock was first seen unstable; nil while it is stable
 
 	sandboxes  *Sandboxes // see Options
 	drainEvery time.Duration
@@ -210,13 +212,29 @@ func (m *Meter) describe() {
 		CgroupMode: m.layout.Mode, CgroupCPU: m.layout.CPUMode(),
 		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: self.Version,
 	}
+	if now, err := m.fs.Stat(); err == nil {
+		m.judgeIRQTime(now)
+	}
+}
+
+// judgeIRQTime updates host.IRQTime: a kernel that takes interrupts out of tasks' CPU time may stop when it finds the
+// clock unstable. From then on only growth of its count of interrupt time proves that it has not.
+func (m *Meter) judgeIRQTime(now proc.Stat) {
+	switch {
+	case m.untrusted == nil && !known.Or(m.host.IRQTime, false):
+		return // it never did, or that is unknown for another reason
+	case m.fs.StableClock():
+		m.untrusted = nil
+	case m.untrusted == nil:
+		m.untrusted = &now.IRQ
+	}
+	m.host.IRQTime = nil
+	if m.untrusted == nil || now.IRQ > *m.untrusted {
+		m.host.IRQTime = new(true)
+	}
 }
 
 func (m *Meter) warnOfClocks() {
-	if m.host.IRQTime == nil {
-		m.warn("irq-time", "it is not known whether the kernel takes interrupts out of tasks' CPU time; Tare assumes that "+
-			"it does not")
-	}
 	if clock := m.host.Clocksource; clock != "tsc" && clock != "arch_sys_counter" && clock != "kvm-clock" {
 		m.warn("clocksource", "the clocksource %s is slow to read: taking timestamps costs more than with tsc", clock)
 	}

@@ -147,8 +147,9 @@ func parseConfig(r io.Reader) map[string]string {
 
 // irqTime reports whether the kernel takes the time of interrupts out of tasks' CPU time; nil if that is unknown. A
 // kernel with CONFIG_IRQ_TIME_ACCOUNTING does not do so if its command line disables it, or if it finds the clock
-// unstable, even at run time (disable_sched_clock_irqtime in kernel/sched/cputime.c). The column irq of /proc/stat then
-// stays 0, because no tick occurs during another interrupt.
+// unstable (disable_sched_clock_irqtime in kernel/sched/cputime.c). The column irq of /proc/stat then no longer grows,
+// because no tick occurs during another interrupt, and is 0 if that was so from the beginning. StableClock shows if it
+// may have happened later.
 func (f FS) irqTime(config map[string]string, cmdline []string) *bool {
 	const enough = 60 // seconds of busy time, in which interrupts take more than one tick
 	off := slices.Contains(cmdline, "tsc=noirqtime") || slices.Contains(cmdline, "irqtime=0")
@@ -164,6 +165,14 @@ func (f FS) irqTime(config map[string]string, cmdline []string) *bool {
 		return new(false)
 	}
 	return nil
+}
+
+// StableClock reports whether the kernel trusts the CPUs' own clock. It no longer lists a TSC that it has found
+// unstable, which may be days after the start (clocksource_mark_unstable and available_clocksource_show in
+// kernel/time/clocksource.c). A TSC may also be missing from the beginning, as in some virtual machines.
+func (f FS) StableClock() bool {
+	clocks := strings.Fields(f.text("sys/devices/system/clocksource/clocksource0/available_clocksource"))
+	return slices.Contains(clocks, "tsc") || slices.Contains(clocks, "arch_sys_counter")
 }
 
 var bracketed = regexp.MustCompile(`\[([a-z]+)\]`)
