@@ -28,8 +28,9 @@ var requestMetrics = []Metric{
 	ofRequest("load_cpu_seconds_per_request", "loads", "Its part in the loads' control groups.",
 		func(m *Measured) (float64, bool) { return m.RoleSeconds(kind.Load) }),
 	ofRequest("kernel_cpu_seconds_per_request", "kernel threads and interrupts beside them",
-		"Its part in kernel threads, and in interrupts that the kernel charges to no group, of the whole machine.",
-		func(m *Measured) (float64, bool) { return m.lines(ledger.LineKernel, ledger.LineInterrupts) }),
+		"Its part in kernel threads, and in interrupts that the kernel charges to no group, of the whole machine. Where "+
+			"the ledger has no line for interrupts, these are in the next.",
+		(*Measured).kernelSeconds),
 	ofRequest("unexplained_cpu_seconds_per_request", "what is on no account",
 		"The remainder: CPU time on no line of the ledger's budget, and of the trial's control group outside the "+
 			"groups of subject, applications and loads. Can be negative.",
@@ -95,7 +96,7 @@ func (m *Measured) busySeconds() (float64, bool) {
 		return 0, false
 	}
 	own, ok1 := m.CPURate()
-	kernel, ok2 := m.lines(ledger.LineKernel, ledger.LineInterrupts)
+	kernel, ok2 := m.kernelSeconds()
 	return own*m.Ledger.Window.Seconds + kernel + m.Ledger.CPU.Unexplained, ok1 && ok2
 }
 
@@ -126,14 +127,14 @@ func (m *Measured) unaccounted() (float64, bool) {
 	return rest, true
 }
 
-// lines adds up the named lines of the budget. It returns false if one is missing.
-func (m *Measured) lines(names ...string) (total float64, ok bool) {
-	for _, name := range names {
-		i := slices.IndexFunc(m.Ledger.CPU.Lines, func(l ledger.CPULine) bool { return l.Name == name })
-		if i < 0 {
-			return 0, false
+// kernelSeconds returns the CPU time of kernel threads and of interrupts outside control groups. Where interrupts are
+// not known, they are part of the unexplained remainder.
+func (m *Measured) kernelSeconds() (total float64, ok bool) {
+	for _, l := range m.Ledger.CPU.Lines {
+		if l.Name == ledger.LineKernel || l.Name == ledger.LineInterrupts {
+			total += l.Seconds
+			ok = ok || l.Name == ledger.LineKernel
 		}
-		total += m.Ledger.CPU.Lines[i].Seconds
 	}
-	return total, true
+	return total, ok
 }

@@ -264,6 +264,10 @@ func TestRequestParts(t *testing.T) {
 		{"each request has its connection", func(m *Measured) {
 			m.Loads["client"] = load.Result{Mode: load.Open, Seconds: 2, Done: 100, Opened: 100}
 		}, 0, true},
+		{"interrupts unknown", func(m *Measured) {
+			m.Ledger.CPU.Lines = m.Ledger.CPU.Lines[:2]
+			m.Ledger.CPU.Unexplained += 0.2
+		}, 0.5, false},
 		{"no budget", func(m *Measured) { m.Ledger.CPU.Lines = nil }, 0.5, true},
 		{"a part of the machine", func(m *Measured) { m.Ledger.CPU.Part = new(2.0) }, 0.5, true},
 	} {

@@ -38,7 +38,7 @@ func hostile(n int) *ledger.Ledger {
 		Schema: ledger.Schema, Host: ledger.Host{Hostname: "h" + evil, Kernel: "6.18", CPUs: 8},
 		Window: ledger.Window{Start: begin, End: begin.Add(2 * time.Second), Seconds: 2},
 		CPU: ledger.Budget(ledger.Usage{Capacity: 16, Idle: 6, Steal: 0.5, Groups: 2 * used, Root: 1.5, Kernel: 0.25,
-			NotSplit: 0.25}),
+			NotSplit: 0.25, IdleInterrupts: at(0.0)}),
 		Sandboxes: []ledger.Sandbox{
 			{ID: strings.Repeat("a", 64), Runtime: evil, Pod: &ledger.SandboxPod{Namespace: evil, Name: "shop"},
 				GrossCPU: at(1.0), NetCPU: at(0.75), TareCPU: at(0.25), NetMemory: at(uint64(1 << 20)),

@@ -27,7 +27,7 @@ type Usage struct {
 	// IRQTime reports whether the kernel keeps interrupts out of tasks' CPU time (CONFIG_IRQ_TIME_ACCOUNTING). If so,
 	// Softirq and IRQ hold the time of all interrupts. Otherwise an interrupt counts as CPU time of the task that it
 	// interrupts, and only interrupts on idle CPUs are separate: IdleInterrupts is their time, estimated from samples; it
-	// is nil without samples.
+	// is nil without samples, and the budget then has no line for interrupts.
 	IRQTime        bool
 	IdleInterrupts *float64
 
@@ -126,7 +126,8 @@ func Budget(u Usage) CPU {
 			{LineSelf, u.Self, MethodCounted},
 		},
 	}
-	unknown := map[string]bool{LineBPF: u.NoBPF, LineRoot: u.NoRoot, LineKernel: u.NoKernel}
+	unknown := map[string]bool{LineBPF: u.NoBPF, LineRoot: u.NoRoot, LineKernel: u.NoKernel,
+		LineInterrupts: !u.IRQTime && u.IdleInterrupts == nil}
 	c.Lines = slices.DeleteFunc(c.Lines, func(l CPULine) bool { return unknown[l.Name] })
 	if !u.NoBPF {
 		c.BPFUnsplit = &u.NotSplit

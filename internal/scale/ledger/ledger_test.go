@@ -88,6 +88,17 @@ func TestBudgetLines(t *testing.T) {
 	if hidden.Root != nil || !hidden.Closes() || !near(hidden.Unexplained, uncounted.Unexplained+1.25+0.5) {
 		t.Errorf("what is not known is not in what is unexplained: %+v, with it %+v", hidden, uncounted)
 	}
+	without = u
+	without.IdleInterrupts = nil
+	unmeasured := Budget(without)
+	for _, l := range unmeasured.Lines {
+		if l.Name == LineInterrupts {
+			t.Errorf("a line of interrupts that nothing measured: %+v", l)
+		}
+	}
+	if !unmeasured.Closes() {
+		t.Errorf("interrupts that nothing measured: %+v", unmeasured)
+	}
 	u.IRQTime = true
 	apart := Budget(u)
 	for name, want := range map[string]float64{LineGroups: 5, LineInterrupts: 0.175, LineBPF: 3.125} {
