@@ -85,7 +85,8 @@ func set(b []byte, fields ...field) {
 	}
 }
 
-// Each parser below parses one file into a group, and leaves the values that the file lacks unchanged.
+// Each parser below parses one file into a group, and leaves the values that the file lacks unchanged: other files may
+// have them.
 
 func parseUsage(g *Group, b []byte) { g.CPU.UsageNs, g.CPU.Resets = parseUint(b), g.resets }
 

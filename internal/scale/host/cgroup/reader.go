@@ -63,7 +63,7 @@ type file struct {
 	name   string
 	parse  func(*Group, []byte)
 	fd     int
-	absent bool // this kernel has no such file, or its controller is not enabled here
+	absent bool // this kernel has no such file, or its controller was not enabled here at the last attempt
 }
 
 // Reader reads the counters of all groups of a machine. It finds the groups once and keeps open what it reads often, so
@@ -165,18 +165,28 @@ func (r *Reader) ReadCPUOf(g *Group) error {
 }
 
 func (r *Reader) readCPU(g *Group) error {
+	last := g.CPU
+	g.CPU = CPU{} // a file loses what belongs to a controller that is disabled
 	err := r.read(g, g.cpu, true)
-	if err != nil {
+	switch {
+	case err != nil:
 		g.CPU = CPU{}
+	case g.Vanished && !g.CPU.UsageNs.OK:
+		g.CPU = last
 	}
 	return err
 }
 
 // ReadMemoryOf reads the memory of one group. It treats errors like ReadCPUOf.
 func (r *Reader) ReadMemoryOf(g *Group) error {
+	last := g.Memory
+	g.Memory = Memory{} // the files vanish if the controller is disabled
 	err := r.read(g, g.memory, false)
-	if err != nil {
+	switch {
+	case err != nil:
 		g.Memory = Memory{}
+	case g.Vanished:
+		g.Memory = last
 	}
 	return err
 }
@@ -345,7 +355,7 @@ func (r *Reader) Forget() {
 // that it ever had.
 const renewal = 16
 
-// Refresh finds new groups and marks those that have vanished.
+// Refresh finds new groups and marks those that have vanished. Files of memory that were missing are tried again.
 func (r *Reader) Refresh() error {
 	r.pass++
 	r.unread = nil
@@ -363,6 +373,11 @@ func (r *Reader) Refresh() error {
 		// Not in lose: this Refresh may find a new directory under the old name of a renamed one before it finds the
 		// renamed one, which it recognizes by its inode.
 		maps.DeleteFunc(t.inodes, func(_ uint64, n *node) bool { return n.gone })
+	}
+	for _, g := range r.groups { // the memory controller may have been enabled
+		for i := range g.memory {
+			g.memory[i].absent = false
+		}
 	}
 	return nil
 }

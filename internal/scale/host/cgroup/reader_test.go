@@ -135,6 +135,58 @@ func TestRootUsage(t *testing.T) {
 	}
 }
 
+// TestControllersDisabled: what belongs to a controller is unknown while the controller is disabled for a group, and
+// known again afterwards.
+func TestControllersDisabled(t *testing.T) {
+	root := writeTree(t, map[string]string{
+		"proc/self/mountinfo":              "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+		"proc/self/cgroup":                 "0::/\n",
+		"sys/fs/cgroup/cgroup.controllers": "cpu memory\n",
+		"sys/fs/cgroup/a/memory.current":   "5\n",
+		"sys/fs/cgroup/a/memory.stat":      "anon 4\n",
+		"sys/fs/cgroup/a/cpu.stat":         "usage_usec 3\nnr_periods 2\n",
+	})
+	l, err := Discover(Roots{Proc: root + "/proc", Prefix: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := NewReader(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	g := r.find(t, "/a")
+	check := func(when string, cpu CPU, memory Memory) {
+		t.Helper()
+		if err := errorsOf(r); err != nil || g.CPU != cpu || g.Memory != memory {
+			t.Errorf("%s: %+v, %+v, %v; want %+v, %+v", when, g.CPU, g.Memory, err, cpu, memory)
+		}
+	}
+	cpu, memory := CPU{UsageNs: val(3000), Periods: val(2)}, Memory{Current: val(5), Anon: val(4)}
+	check("enabled", cpu, memory)
+	dir := filepath.Join(root, "sys/fs/cgroup/a")
+	err = errors.Join(os.Rename(dir+"/memory.current", root+"/memory.current"),
+		os.Rename(dir+"/memory.stat", root+"/memory.stat"),
+		os.WriteFile(dir+"/cpu.stat", []byte("usage_usec 3\n"), 0o644))
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("disabled", CPU{UsageNs: val(3000)}, Memory{})
+	err = errors.Join(os.Rename(root+"/memory.current", dir+"/memory.current"),
+		os.Rename(root+"/memory.stat", dir+"/memory.stat"),
+		os.WriteFile(dir+"/cpu.stat", []byte("usage_usec 3\nnr_periods 2\n"), 0o644))
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("enabled again", cpu, memory)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if check("removed", cpu, memory); !g.Vanished {
+		t.Error("it has not vanished")
+	}
+}
+
 // TestMountPointsAreNotGroups: a directory on which another file system is mounted is left out, like /proc here.
 func TestMountPointsAreNotGroups(t *testing.T) {
 	below, err := subdirs(unix.AT_FDCWD, "/", make([]byte, 4096))
