@@ -58,8 +58,8 @@ func TestIstioChange(t *testing.T) {
 	p.changes(t, s, "istio")
 }
 
-// kernelmesh starts the reference data plane on each node. group is the cgroup v2 group of the node, as the node sees it,
-// and env an environment variable of the DaemonSet.
+// kernelmesh starts the reference data plane on each node. group is the cgroup v2 group of the node, as the node sees
+// it, and env an environment variable of the DaemonSet.
 func (p *plugin) kernelmesh(t *testing.T, group, env string) {
 	t.Helper()
 	_, kubectl := p.must(t)

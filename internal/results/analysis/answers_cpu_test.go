@@ -99,7 +99,7 @@ func TestLimitAnswers(t *testing.T) {
 		{"the throttling is withheld", func(s *Summary) {
 			s.set("limited_throttled_share", func(e *Estimate) { e.Withheld = "3 of 8 trials were lost" })
 		}, []string{
-			"There is too little to say", "(the fullest group 100 %", "of its own). Against the baseline, the CPU time that they",
+			"There is too little to say", "(the fullest group 100 %", "of its own). Against the baseline, the CPU time that",
 		}},
 		{"a baseline without throughput", func(s *Summary) {
 			s.set("throughput_per_second", func(e *Estimate) { e.Difference = nil })

@@ -1,6 +1,6 @@
-// Command aa runs an experiment many times over, and counts for each metric in how many of the runs the baseline and its
-// twin were called different. The rule allows one in twenty. With -planted it also counts in how many runs the interval
-// of a difference contains the true one.
+// Command aa runs an experiment many times over, and counts for each metric in how many of the runs the baseline and
+// its twin were called different. The rule allows one in twenty. With -planted it also counts in how many runs the
+// interval of a difference contains the true one.
 //
 //	go run ./test/bench/aa [-runs 20] [-keep DIR] [SPEC.yaml [ARGUMENT...]]
 //
