@@ -322,8 +322,8 @@ func TestEnvironment(t *testing.T) {
 // TestTwoAgents: if a node has two agents, such as while a DaemonSet with maxSurge is updated, one ledger counts,
 // whichever agent answers first.
 func TestTwoAgents(t *testing.T) {
-	l := &ledger.Ledger{Schema: ledger.Schema}
-	l.Window.Seconds, l.Host.CPUs, l.CPU.Capacity = 1, 1, 1
+	l := &ledger.Ledger{Schema: ledger.Schema, Window: ledger.Window{Start: time.Now(), End: time.Now(), Seconds: 1}}
+	l.Host.CPUs, l.CPU.Capacity = 1, 1
 	good, bad := agents.Answer{Node: "n1", Ledger: l}, agents.Answer{Node: "n1", Failed: "its agent waits"}
 	w := windows{scope: &scope{selects: labels.Everything()}, nodes: []agents.Node{{Name: "n1", OS: "linux", Ready: true}}}
 	for _, c := range []struct {
