@@ -63,7 +63,7 @@ them is the coordinator, which runs the trials with rights of its own (deploy/ku
 follows it through the API server, as by kubectl port-forward, fetches the run directory and removes everything. Where
 it is killed, its terminal is closed or its machine sleeps, the run goes on: see 'kubectl tare attach'. Ctrl-C ends the
 run, fetches what was measured and removes everything. The cluster removes what nobody has fetched; 'kubectl tare clean
---all' does so at once.
+RUN' does so at once.
 
 Agents that are not installed ('kubectl tare install') are deployed for the run, from --image, which has tare and
 kubectl-tare too.`,
