@@ -193,6 +193,18 @@ func remove(path string, fd int) error {
 	return fault.Wrap(err, fault.Machine, path, "run 'tare clean'", "a temporary directory cannot be removed")
 }
 
+// RemoveAll removes what is at a path, with everything in it if it is a directory. Unlike os.RemoveAll, it enters no
+// mounts, because mounted files were not created there: it leaves them, and the directories above them, and returns an
+// error that names the mount. A missing file is not an error.
+func RemoveAll(path string) error {
+	dir, err := retryOpen(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return pathError(path, gone(err))
+	}
+	defer unix.Close(dir)
+	return removeEntry(path, dir, filepath.Base(path))
+}
+
 // empty removes everything in an open directory. It follows no links and enters no mounts, because mounted files were
 // not created here. A missing file is not an error.
 func empty(dir *os.File) error {

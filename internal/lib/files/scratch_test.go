@@ -246,6 +246,48 @@ func TestMounted(t *testing.T) {
 	}
 }
 
+// TestRemoveAll: like os.RemoveAll, except that what is mounted at a path or below it stays.
+func TestRemoveAll(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount")
+	}
+	for _, below := range []string{".", "a", "a/b"} {
+		dir, elsewhere := filepath.Join(t.TempDir(), "dir"), t.TempDir()
+		at, kept := filepath.Join(dir, below), filepath.Join(elsewhere, "kept")
+		err := errors.Join(os.MkdirAll(at, 0o755), os.WriteFile(filepath.Join(dir, "file"), nil, 0o600),
+			os.Symlink(elsewhere, filepath.Join(dir, "link")), os.WriteFile(kept, nil, 0o600),
+			unix.Mount(elsewhere, at, "", unix.MS_BIND, ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = RemoveAll(dir)
+		unmounted := unix.Unmount(at, 0)
+		if err == nil || err.Error() != "something is mounted on "+at+": unmount it first" {
+			t.Errorf("with a mount on %s: %v", at, err)
+		}
+		if _, err := os.Stat(kept); err != nil || unmounted != nil {
+			t.Fatal(err, unmounted)
+		}
+		for range 2 { // the second time there is nothing to remove
+			if err := RemoveAll(dir); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := os.Lstat(dir); !os.IsNotExist(err) {
+			t.Errorf("%s is still there: %v", dir, err)
+		}
+		if err := RemoveAll(kept); err != nil { // a file
+			t.Error(err)
+		}
+		if left := namesIn(t, elsewhere); len(left) > 0 {
+			t.Errorf("%v is still there", left)
+		}
+	}
+	if err := RemoveAll(filepath.Join(t.TempDir(), "absent", "file")); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestCleanScratchOfOthers: a directory to which others can write is left alone: they could have renamed any such
 // directory of this user.
 func TestCleanScratchOfOthers(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"tare/internal/experiment/process"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
@@ -212,7 +213,7 @@ func (j *joined) Close() error {
 	if j.dir == "" {
 		return nil
 	}
-	return os.RemoveAll(j.dir)
+	return files.RemoveAll(j.dir)
 }
 
 // Play runs a control plane until the parent closes its end.

@@ -2,12 +2,17 @@ package plane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/role"
@@ -202,5 +207,25 @@ func TestConcerned(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestCredentialsMounted: what somebody has mounted below the proxies' credentials is not removed with them.
+func TestCredentialsMounted(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount")
+	}
+	j, elsewhere := &joined{dir: filepath.Join(t.TempDir(), "credentials")}, t.TempDir()
+	at, kept := filepath.Join(j.dir, "mnt"), filepath.Join(elsewhere, "kept")
+	if err := errors.Join(os.MkdirAll(at, 0o700), os.WriteFile(kept, nil, 0o600),
+		unix.Mount(elsewhere, at, "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	err := j.Close()
+	if _, lost := os.Stat(kept); lost != nil || err == nil || !strings.Contains(err.Error(), "mounted on "+at) {
+		t.Error(lost, err)
+	}
+	if err := errors.Join(unix.Unmount(at, 0), j.Close()); err != nil {
+		t.Error(err)
 	}
 }

@@ -82,7 +82,7 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return left, err
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := files.RemoveAll(dir); err != nil {
 		return left, fmt.Errorf("removing the state of containers: %w", err)
 	}
 	return left, removeGroups(tree)

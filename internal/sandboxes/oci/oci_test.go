@@ -447,6 +447,33 @@ func TestForeignState(t *testing.T) {
 	}
 }
 
+// TestStateMounted: what somebody has mounted in place of a tree's directory is not removed.
+func TestStateMounted(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount")
+	}
+	const tree = "tare-test-mounted"
+	base, elsewhere := t.TempDir(), t.TempDir()
+	dir, err := newState(base, tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := filepath.Join(elsewhere, "kept")
+	if err := errors.Join(os.WriteFile(kept, nil, 0o600), unix.Mount(elsewhere, dir, "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = removeState(t.Context(), base, tree)
+	if _, lost := os.Stat(kept); lost != nil || err == nil || !strings.Contains(err.Error(), "mounted on "+dir) {
+		t.Error(lost, err)
+	}
+	if err := unix.Unmount(dir, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := removeState(t.Context(), base, tree); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestJobOfADeadRun: a job contains a link to the binary of its run, which may lead to another program after the run's
 // end. readJob replaces it.
 func TestJobOfADeadRun(t *testing.T) {

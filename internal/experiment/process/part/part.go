@@ -11,6 +11,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
 	"tare/internal/scale/host/cgroup"
 )
 
@@ -87,13 +88,13 @@ func (p *Part) Stop() {
 	}
 }
 
-// Close ends the command as Stop does, and removes its directory.
+// Close ends the command as Stop does, and removes its directory, but nothing that is mounted there.
 func (p *Part) Close() error {
 	p.Stop()
 	if p.dir == "" {
 		return nil
 	}
-	if err := os.RemoveAll(p.dir); err != nil {
+	if err := files.RemoveAll(p.dir); err != nil {
 		return fmt.Errorf("removing the files of %s: %w", p.Name, err)
 	}
 	return nil
