@@ -15,6 +15,7 @@ import (
 )
 
 // TestClean: interfaces whose owners have ended are removed; those of live owners, and those of others, are kept.
+// Remove keeps those of others, too.
 func TestClean(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes network namespaces")
@@ -58,7 +59,15 @@ func TestClean(t *testing.T) {
 		if !slices.Equal(removed, []string{"dead"}) || len(owners.Left()) > 0 {
 			t.Errorf("removed %q, left alone %+v", removed, owners.Left())
 		}
-		return errors.Join(err, Remove("living"))
+		alias := "tare-nodes-" + self.String()
+		err = errors.Join(err, Remove("living", alias), Remove("foreign", alias), Remove("absent", alias))
+		if _, gone := netlink.LinkByName("living"); gone == nil {
+			t.Error("what has the alias was not removed")
+		}
+		if _, gone := netlink.LinkByName("foreign"); gone != nil {
+			t.Errorf("what has another alias was removed: %v", gone)
+		}
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -50,21 +50,21 @@ func cannotPair(err error, name string) error {
 	return fault.Wrap(err, fault.Machine, name, "", "cannot create a pair of virtual interfaces")
 }
 
-// Configure gives an interface an address and an alias, unless they are empty, and brings the interface up.
+// Configure gives an interface an alias and an address, unless they are empty, and brings the interface up.
 func Configure(name, alias string, address netip.Prefix) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("looking for the interface %s: %w", name, err)
 	}
+	if alias != "" {
+		if err := netlink.LinkSetAlias(link, alias); err != nil {
+			return fmt.Errorf("giving the interface %s the alias %s: %w", name, alias, err)
+		}
+	}
 	if address.IsValid() {
 		network := &net.IPNet{IP: address.Addr().AsSlice(), Mask: net.CIDRMask(address.Bits(), address.Addr().BitLen())}
 		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: network}); err != nil {
 			return fmt.Errorf("giving the interface %s the address %s: %w", name, address, err)
-		}
-	}
-	if alias != "" {
-		if err := netlink.LinkSetAlias(link, alias); err != nil {
-			return fmt.Errorf("giving the interface %s the alias %s: %w", name, alias, err)
 		}
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
@@ -73,14 +73,15 @@ func Configure(name, alias string, address netip.Prefix) error {
 	return nil
 }
 
-// Remove removes an interface and thereby its other end. It is not an error if the interface is gone already: the
-// kernel removes it with the namespace of either end.
-func Remove(name string) error {
+// Remove removes an interface with the given alias, and thereby its other end. It is not an error if the interface is
+// gone already: the kernel removes it with the namespace of either end. An interface with the name and another alias
+// stays: it belongs to a run in another PID namespace, where this run's pid, and so the name, can occur too.
+func Remove(name, alias string) error {
 	link, err := netlink.LinkByName(name)
 	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone {
 		return nil
 	}
-	if err == nil {
+	if err == nil && link.Attrs().Alias == alias {
 		err = netlink.LinkDel(link)
 	}
 	if err != nil && !errors.Is(err, unix.ENODEV) {

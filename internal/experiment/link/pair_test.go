@@ -52,7 +52,7 @@ func TestMakePair(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := Remove(here); err != nil {
+		if err := Remove(here, ""); err != nil {
 			t.Error(err)
 		}
 	}()

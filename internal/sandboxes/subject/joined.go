@@ -382,7 +382,7 @@ func (j *joined) end(s *sandboxed) (err error) {
 		err = s.job.Abandon(context.Background())
 	}
 	if s.link != "" {
-		err = errors.Join(err, link.Remove(s.link))
+		err = errors.Join(err, link.Remove(s.link, s.group.TreeName()))
 	}
 	return err
 }

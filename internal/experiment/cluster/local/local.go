@@ -270,7 +270,7 @@ func (n *Nodes) end(name string) bool {
 	}
 	n.Drop(name, errors.New("it is started again"))
 	a.Kill()
-	_ = link.Remove(a.link) // the kernel removes it with the namespace, but only a moment later
+	_ = link.Remove(a.link, n.tree.Name()) // the kernel removes it with the namespace, but only a moment later
 	return true
 }
 
@@ -320,7 +320,7 @@ func (n *Nodes) Close() error {
 	var errs []error
 	unclean := false
 	for _, a := range agents {
-		errs = append(errs, link.Remove(a.link))
+		errs = append(errs, link.Remove(a.link, n.tree.Name()))
 		unclean = unclean || a.Err() != nil
 	}
 	errs = append(errs, n.tree.Close())

@@ -191,7 +191,7 @@ func TestClean(t *testing.T) {
 	aliases := map[string]string{"tart0": ended, "tart1": running, "tart2": "somebody's", "tart3": ""}
 	for name, alias := range aliases {
 		t.Cleanup(func() {
-			if err := link.Remove(name); err != nil {
+			if err := link.Remove(name, alias); err != nil {
 				t.Error(err)
 			}
 		})
@@ -215,6 +215,38 @@ func TestClean(t *testing.T) {
 		t.Error("a running node's interface was removed")
 	}
 	try(t, n, map[string]string{"n01": "decoding the trial"})
+}
+
+// TestForeignInterface: a run in another container can have the same pid, and thus the same name for its node's
+// interface, which stays when this run fails.
+func TestForeignInterface(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: control groups and network namespaces")
+	}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	holder, err := link.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
+	const alias = "tare-1a2b3c-n4026531836-p7-t1"
+	name := fmt.Sprintf("tare%dn1", os.Getpid())
+	if err := link.MakePair(name, link.Inside, holder); err != nil {
+		t.Fatal(err)
+	}
+	if err := link.Configure(name, alias, netip.Prefix{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Start(t.Context(), Options{Self: "/bin/false", Cgroups: layout, Count: 1, Version: "x"})
+	if left := links(t); err == nil || !slices.Equal(left, []string{name}) {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if err := link.Remove(name, alias); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestStartWrong(t *testing.T) {
