@@ -45,7 +45,8 @@ loads: {client: {kind: http, to: server, rate: 50, connections: 4, keepalive: fa
 gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1, drift: 1000}
 `
 
-// TestNodesKey: the resolved spec has the key nodes, and the spec that is sent to nodes does not.
+// TestNodesKey: the resolved spec has the key nodes. The spec that is sent to nodes does not, and names no factor or
+// part that it lacks.
 func TestNodesKey(t *testing.T) {
 	s := mustParse(t, nodesSpec)
 	text, err := json.Marshal(s)
@@ -55,8 +56,12 @@ func TestNodesKey(t *testing.T) {
 	if again := mustParse(t, string(text)); again.Nodes() != 3 {
 		t.Errorf("resolved, it has %d nodes: %s", again.Nodes(), text)
 	}
-	s = mustParse(t, nodesSpec+"factors: {rate: [50, 60], nodes: [2, 3]}\n")
-	x := newNodesTrial(Machine{}, s.At(spec.Level{"rate": "60", "nodes": "2"}), "aa", 7)
+	s = mustParse(t, strings.Replace(nodesSpec, "loads: {", "loads: {more: {kind: http, to: server, rate: 1}, ", 1)+
+		`factors: {client.rate: [50, 60], nodes: [2, 3], more.count: [0, 1]}
+assert: ["latency_p99_seconds{client.rate=60} <= 3s"]
+cluster: {where: {more: {together: client}}, accounts: {more: reader}}
+`)
+	x := newNodesTrial(Machine{}, s.At(spec.Level{"client.rate": "60", "nodes": "2", "more.count": "0"}), "aa", 7)
 	data, err := x.job(record.PlannedTrial{Index: 4, Arm: "aa"}, 0)
 	if err != nil {
 		t.Fatal(err)

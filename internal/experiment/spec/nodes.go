@@ -91,10 +91,12 @@ func (s *Spec) ScaleNodes(n int) string {
 		strings.Join(left, ", "))
 }
 
-// OneTrial returns the part of s that one node runs: s without factors, short form and number of nodes. s must be the
-// spec at one level (see At).
+// OneTrial returns the part of s that one node runs: s without factors, short form and number of nodes, and without
+// assertions and places in a cluster, because they can name factors, and parts that do not run at this level. s must be
+// the spec at one level (see At).
 func (s *Spec) OneTrial() *Spec {
 	one := *s
 	one.Factors, one.Quick, one.Whole = nil, nil, param.Defaults([]param.Setting{nodesKnob})
+	one.Assert, one.Cluster = nil, nil
 	return &one
 }
