@@ -69,6 +69,13 @@ func (p *Part) Varies() bool {
 	return ok
 }
 
+// TakesLimits reports whether limits can apply to the part: whether Tare starts something for it. An arm that is a
+// variant runs the baseline's subject, and what is installed in a cluster runs already.
+func (p *Part) TakesLimits() bool {
+	_, marked := p.Kind.(Marked)
+	return !marked && !p.Varies()
+}
+
 // MakesEvents reports whether the part, a load, makes events.
 func (p *Part) MakesEvents() bool {
 	_, makes := p.Kind.(EventMaker)

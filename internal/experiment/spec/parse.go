@@ -336,6 +336,9 @@ func (d *decoder) part(n document.Node, what string, as kind.Role) (*kind.Part, 
 	err = d.Each(n, what, func(key string, at, value document.Node) (err error) {
 		switch {
 		case key == named:
+		case key == "limits" && !p.TakesLimits():
+			err = d.Fail(at, "limit applications or loads; a variant can set server.limits.cpus",
+				"%s cannot have %q: Tare starts nothing that they would apply to", what, key)
 		case key == "limits":
 			err = d.Settings(value, "limits", kind.LimitSettings, p.Limits)
 		case key == "to" && hasTo:

@@ -256,6 +256,12 @@ var wrongSpecs = []struct{ name, old, new, want string }{
 	{"variant that cannot be", "light: {subject: kernelmesh}", "light: {subject: variant, set: second.rate=5}",
 		`s.yaml:13:3: with what it sets, loads.second: "rate" does not apply to a closed load, which goes as fast as it ` +
 			`can`},
+	{"limits of a variant", "light: {subject: kernelmesh}",
+		"light: {subject: variant, set: server.body=1kB, limits: {cpus: 0.5}}",
+		`s.yaml:13:51: an arm "light" cannot have "limits": Tare starts nothing that they would apply to`},
+	{"limits of what is installed", "light: {subject: kernelmesh}",
+		"light: {subject: installed, components: 'container=proxy,component=proxy', limits: {memory: 64MiB}}",
+		`s.yaml:13:78: an arm "light" cannot have "limits": Tare starts nothing that they would apply to`},
 	{"no loads, and a subject that needs them", goodSpec, "name: a\nquestion: b\nbaseline: {subject: kernelmesh}\n",
 		`s.yaml:1:1: the spec has no "applications"`},
 	{"no loads, and a baseline that needs them", goodSpec,

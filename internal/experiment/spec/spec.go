@@ -257,6 +257,9 @@ func (s *Spec) targets() []target {
 			for _, k := range settings {
 				all = append(all, target{at + k.Name, k, p.Options})
 			}
+			if !p.TakesLimits() {
+				continue
+			}
 			for _, k := range kind.LimitSettings {
 				all = append(all, target{at + "limits." + k.Name, k, p.Limits})
 			}

@@ -32,6 +32,12 @@ func TestVariant(t *testing.T) {
 		!strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
+	if err := mustParse(t, text).Apply(Overrides{Set: []string{"light.limits.cpus=0.5"}}); err == nil {
+		t.Error("the arm has limits, which would apply to nothing")
+	}
+	if err := mustParse(t, text).Apply(Overrides{Set: []string{"arms.*.limits.cpus=0.5"}}); err != nil {
+		t.Errorf("the limits of all arms that have any: %v", err)
+	}
 }
 
 // TestVariantWithoutPart: an arm can leave out a load or an application, but not one that a load still goes to.
