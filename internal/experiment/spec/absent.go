@@ -52,12 +52,17 @@ func cannotRun(sec kind.Section, name string, missing error) error {
 	return fault.Wrap(missing, fault.Machine, sec.Path(name), hint, "this machine cannot run the %s", what)
 }
 
-// dropIdleFactors removes factors that no longer set anything: they would repeat every trial, and the resolved spec
-// would be refused when it is read again.
+// dropIdleFactors removes factors that no longer set anything, and from cases what they set of parts that are gone.
+// The factors would repeat every trial, and the resolved spec would be refused when it is read again.
 func (s *Spec) dropIdleFactors() {
 	for i := range s.Factors {
 		f := &s.Factors[i]
 		f.paths = slices.DeleteFunc(slices.Clone(f.paths), func(p string) bool { _, ok := s.target(p); return !ok })
+		f.cases = maps.Clone(f.cases)
+		for level, sets := range f.cases {
+			f.cases[level] = maps.Clone(sets)
+			maps.DeleteFunc(f.cases[level], func(path, _ string) bool { return !slices.Contains(f.paths, path) })
+		}
 	}
 	s.Factors = slices.DeleteFunc(s.Factors, func(f Factor) bool { return len(f.paths) == 0 })
 	if s.Quick == nil {

@@ -69,13 +69,29 @@ func TestCopiesRefused(t *testing.T) {
 	}
 }
 
+// TestQuickArms: the short form drops arms, with what factors set of them alone, and its resolved form is a spec.
 func TestQuickArms(t *testing.T) {
-	s := mustParse(t, copiesSpec)
+	s := mustParse(t, strings.Replace(copiesSpec, "factors: {client.count: [3, 4]}", `factors:
+  client.count: [3, 4]
+  light.steps: [1, 10, 100]
+  size: {small: {light.services: 10}, large: {light.services: 100}}
+  work: {low: {other.rate: 5, light.sockops-steps: 1}, high: {other.rate: 10, light.sockops-steps: 2}}
+`, 1))
 	if err := s.Apply(Overrides{Quick: true}); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.AllArms(); !slices.Equal(got, []string{"direct", "aa", "heavy"}) {
 		t.Errorf("arms of the short form: %v", got)
+	}
+	if got := len(s.Levels()); got != 4 {
+		t.Errorf("%d levels, want 2 of client.count and 2 of work: %v", got, s.Levels())
+	}
+	resolved, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := mustParse(t, string(resolved)); len(again.Levels()) != 4 {
+		t.Errorf("resolved, it has the levels %v", again.Levels())
 	}
 }
 

@@ -109,6 +109,7 @@ func (s *Spec) applyQuick() {
 	}
 	if len(s.Quick.Arms) > 0 {
 		maps.DeleteFunc(s.Arms, func(name string, _ *kind.Part) bool { return !slices.Contains(s.Quick.Arms, name) })
+		s.dropIdleFactors()
 	}
 }
 
