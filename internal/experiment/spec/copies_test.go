@@ -150,11 +150,13 @@ quick: {factors: {workload: [execs, keepalive]}}
 		}
 	}
 	for wrong, says := range map[string]string{
-		"{a: {client.keepalive: maybe}}":  "must be true or false",
-		"{a: {client.nothing: 1}}":        "names no setting",
-		"{a: {}}":                         "sets nothing",
-		"{A b: {client.keepalive: true}}": "small letters",
-		"{a: {server.count: 0}}":          "does not run",
+		"{a: {client.keepalive: maybe}}":                    "must be true or false",
+		"{a: {client.nothing: 1}}":                          "names no setting",
+		"{a: {}}":                                           "sets nothing",
+		"{A b: {client.keepalive: true}}":                   "small letters",
+		"{a: {server.count: 0}}":                            "does not run",
+		"{a: {loads.client.rate: 2000, loads.*.rate: 100}}": `"loads.client.rate" is set twice`,
+		"{a: {loads.client.rate: 2000, client.rate: 100}}":  `"loads.client.rate" is set twice`,
 	} {
 		_, err := Parse("wrong", []byte(strings.Split(text, "  workload:")[0]+"  workload: "+wrong+"\n"), nil)
 		if err == nil || !strings.Contains(err.Error(), says) {

@@ -405,6 +405,9 @@ func (d *decoder) cases(name string, at, value document.Node, s *Spec) (Factor, 
 				return err
 			}
 			for _, t := range ts {
+				if _, twice := f.cases[level][t.path]; twice {
+					return d.Fail(at, "", "%q is set twice", t.path)
+				}
 				if f.cases[level][t.path], err = t.knob.Canonical(text); err != nil {
 					return d.Fail(value, t.knob.Hint(), "%q %s", setting, err)
 				}
