@@ -17,11 +17,18 @@ func (*skipped) UnmarshalJSON([]byte) error { return nil }
 // stalls, maps, sandboxes, groups without a role or a charge, further readings, and the ledgers of nodes.
 type leanTrial struct {
 	Trial
-	Metrics map[string]*float64 `json:"metrics"`
-	Ledger  *leanLedger         `json:"ledger"`
-	Further skipped             `json:"further"`
-	Clocks  skipped             `json:"clocks_ns"`
-	Nodes   []leanNode          `json:"nodes"`
+	Metrics    map[string]*float64            `json:"metrics"`
+	Components map[string]map[string]*float64 `json:"components"`
+	Counts     map[string]leanCount           `json:"counts"`
+	Ledger     *leanLedger                    `json:"ledger"`
+	Further    skipped                        `json:"further"`
+	Clocks     skipped                        `json:"clocks_ns"`
+	Nodes      []leanNode                     `json:"nodes"`
+}
+
+type leanCount struct {
+	In *int `json:"in"`
+	Of *int `json:"of"`
 }
 
 type leanLedger struct {
@@ -39,7 +46,7 @@ type leanNode struct {
 // leanNodeTrial decodes what is needed of a node's own record.
 type leanNodeTrial struct {
 	PlannedTrial
-	Metrics map[string]float64 `json:"metrics"`
+	Metrics map[string]*float64 `json:"metrics"`
 }
 
 // lean decodes a line of trials.jsonl. It returns an error for a line that would take too much memory, or is not JSON.
@@ -65,14 +72,32 @@ func lean(line []byte, names *names) (Trial, error) {
 	}
 	for _, n := range l.Nodes {
 		if n.Trial != nil {
-			n.NodeTrial.Trial = &Trial{PlannedTrial: n.Trial.PlannedTrial, Metrics: shared(names, n.Trial.Metrics)}
+			own := Trial{PlannedTrial: n.Trial.PlannedTrial}
+			if own.Metrics, err = values(names, n.Trial.Metrics); err != nil {
+				return Trial{}, err
+			}
+			n.NodeTrial.Trial = &own
 		}
 		t.Nodes = append(t.Nodes, n.NodeTrial)
 	}
 	t.Arm = names.one(t.Arm)
-	t.Counts, t.Factors = shared(names, t.Counts), shared(names, t.Factors)
-	for name, of := range t.Components {
-		t.Components[name] = shared(names, of)
+	t.Factors = shared(names, t.Factors)
+	for name, c := range l.Counts {
+		if c.In == nil || c.Of == nil {
+			return Trial{}, fmt.Errorf("its count %q has no \"in\" or \"of\"", text.ClipTo(name, 60))
+		}
+		if t.Counts == nil {
+			t.Counts = map[string]Count{}
+		}
+		t.Counts[names.one(name)] = Count{*c.In, *c.Of}
+	}
+	for name, of := range l.Components {
+		if t.Components == nil {
+			t.Components = map[string]map[string]float64{}
+		}
+		if t.Components[name], err = values(names, of); err != nil {
+			return Trial{}, err
+		}
 	}
 	if p := t.Profile; p != nil {
 		for i := range p.Functions {

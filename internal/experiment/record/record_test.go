@@ -193,18 +193,27 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestNull: a metric without a value is not read as 0.
+// TestNull: a value that is null is not read as 0.
 func TestNull(t *testing.T) {
-	dir := t.TempDir()
-	line := `{"schema":"tare.trial/v1","index":%d,"metrics":{"latency_p50_seconds":%s}}` + "\n"
-	for name, text := range map[string]string{RunFile: `{"schema":"tare.run/v1"}`,
-		TrialsFile: fmt.Sprintf(line, 0, "null") + fmt.Sprintf(line, 1, "1")} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
+	for _, c := range []struct{ text, want string }{
+		{`"metrics":{"latency_p50_seconds":%s}`, `its metric "latency_p50_seconds" is null`},
+		{`"components":{"proxy":{"subject_cpus":%s}}`, `its metric "subject_cpus" is null`},
+		{`"nodes":[{"trial":{"metrics":{"subject_cpus":%s}}}]`, `its metric "subject_cpus" is null`},
+		{`"counts":{"bpf_client_share":{"in":%s,"of":100}}`, `its count "bpf_client_share" has no "in" or "of"`},
+	} {
+		for value, want := range map[string]string{"null": c.want, "1": ""} {
+			dir := t.TempDir()
+			line := `{"schema":"tare.trial/v1","index":%d,` + c.text + "}\n"
+			for name, text := range map[string]string{RunFile: `{"schema":"tare.run/v1"}`,
+				TrialsFile: fmt.Sprintf(line, 0, value) + fmt.Sprintf(line, 1, "1")} {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := ReadLean(dir); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %q", fmt.Sprintf(c.text, value), err, want)
+			}
 		}
-	}
-	if _, err := ReadLean(dir); err == nil || !strings.Contains(err.Error(), `its metric "latency_p50_seconds" is null`) {
-		t.Error(err)
 	}
 }
 
