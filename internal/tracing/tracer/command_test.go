@@ -34,6 +34,9 @@ func TestCheckCommand(t *testing.T) {
 		{"a tracer without a page", param.Values{"command": "a", "prometheus": "a"}, `needs a "url"`},
 		{"observed and started", param.Values{"observe": "pid:1", "command": "a"}, `has "observe" and "command"`},
 		{"observed and waited for", param.Values{"observe": "pid:1", "ready-after": "1s"}, `has "observe" and "ready-after"`},
+		{"observed and optional", param.Values{"observe": "pid:1", "optional": "true"},
+			`has "observe" and "optional"`},
+		{"observed, with its version", param.Values{"observe": "pid:1", "version": "a --version"}, ""},
 		{"no such thing", param.Values{"observe": "pdi:1"}, "not a process, control group, unit or container"},
 	} {
 		o := param.Defaults(commandLine.About().Settings)
@@ -43,6 +46,16 @@ func TestCheckCommand(t *testing.T) {
 		err := commandLine.Check(o)
 		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.says)
+		}
+	}
+}
+
+// TestVersionOfObserved: the version of what runs already is what its command prints.
+func TestVersionOfObserved(t *testing.T) {
+	for line, want := range map[string]string{"": "", "echo agent 1.2": "agent 1.2"} {
+		o := param.Values{"observe": "unit:agent.service", "version": line}
+		if name, version := commandLine.Version(t.Context(), o, "own"); name != "unit:agent.service" || version != want {
+			t.Errorf("%q: %s %q, want %q", line, name, version, want)
 		}
 	}
 }

@@ -81,6 +81,10 @@ func checkObserved(o param.Values) error {
 	if name := o.FirstOf(Settings, settingObserve, Version.Name, Optional.Name); name != "" {
 		return ObservedAnd(name)
 	}
+	if o.On(Optional.Name) { // its arm could not be left out before the run: see Installed
+		return fmt.Errorf("has %q and %q: what runs already is not looked up until a trial begins", settingObserve,
+			Optional.Name)
+	}
 	_, err := process.ParseTarget(o[settingObserve])
 	return err
 }
@@ -158,7 +162,7 @@ func (Guest) Optional(o param.Values) bool { return o.On(Optional.Name) }
 // Version returns the name of the program, and its version.
 func (Guest) Version(ctx context.Context, o param.Values, _ string) (name, version string) {
 	if Observes(o) {
-		return o[settingObserve], ""
+		return o[settingObserve], process.VersionOf(ctx, o[Version.Name])
 	}
 	c, err := process.OptionsOf(o)
 	if err != nil {
