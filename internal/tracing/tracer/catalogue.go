@@ -270,6 +270,9 @@ func source(o map[string]string, prefix string, stream Stream) (*Source, error) 
 	default:
 		return nil, fmt.Errorf("has %q and %q: one thing is counted in one way", given[0], given[1])
 	}
+	if _, ok := o[prefix+"stream"]; ok && given[0] == prefix+"prometheus" {
+		return nil, fmt.Errorf("has %q and %q: a metric is on no output", prefix+"stream", given[0])
+	}
 	s := &Source{Stream: Stream(cmp.Or(o[prefix+"stream"], string(stream)))}
 	text := o[given[0]]
 	var err error
