@@ -31,7 +31,7 @@ warmup: 400ms
 duration: 600ms
 applications: {server: {%s}}
 loads: {client: {%s}}
-gates: {drift: 1000, lag: 1s, generator_cpu: 1, rate: 0.1}
+gates: {drift: 1000, lag: 60s, generator_cpu: 1, rate: 0.1}
 `, app, load)
 }
 
@@ -76,7 +76,7 @@ func (g *ground) firstTrial(spec string) record.Trial {
 // TestCommandApplication: Tare's own load can use real servers that are configured only by a command line, wherever
 // they listen.
 func TestCommandApplication(t *testing.T) {
-	const client = "kind: http, to: server, rate: 100, connections: 4"
+	const client = "kind: http, to: server, rate: 100, connections: 4, drain: 60s"
 	for _, c := range []struct{ program, app, keepalive string }{
 		{"nginx", flow(nginx), ", keepalive: true"},
 		{"nginx", flow(nginx), ", keepalive: false"},
@@ -329,7 +329,7 @@ func TestObservedApplication(t *testing.T) {
 	}
 	for _, target := range []string{"cgroup:" + group.Path(), fmt.Sprintf("pid:%d", server.Process.Pid)} {
 		app := fmt.Sprintf("kind: command, observe: %q, address: %q", target, address)
-		tr := g.firstTrial(longer(commandSpec(app, "kind: http, to: server, rate: 100, connections: 2")))
+		tr := g.firstTrial(longer(commandSpec(app, "kind: http, to: server, rate: 100, connections: 2, drain: 60s")))
 		if !tr.Validity.Valid || tr.Loads["client"].Done == 0 {
 			t.Errorf("%s: %+v", target, tr.Validity)
 		}
