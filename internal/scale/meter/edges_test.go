@@ -239,7 +239,7 @@ func TestTopGroupRemoved(t *testing.T) {
 	dir := temporaryGroup(t)
 	l := ledgerOf(t, meter(t, Options{SampleHz: -1, NoWitness: true}), func() {
 		stop := keepBusy(t, dir)
-		time.Sleep(300 * time.Millisecond)
+		works(dir, 300*time.Millisecond)
 		stop()
 		if err := os.Remove(dir); err != nil {
 			t.Fatal(err)

@@ -150,6 +150,10 @@ func TestLight(t *testing.T) {
 	}
 	defer other.Close() // held by this process, which is in none of the groups being weighed
 
+	group, ok := cpuHierarchy(t).Dir(tree.Path())
+	if !ok {
+		t.Fatalf("%s is not in the hierarchy of CPU time", tree.Path())
+	}
 	if _, err := l.Open(); err == nil {
 		t.Error("a window was opened that nobody had prepared")
 	}
@@ -162,7 +166,7 @@ func TestLight(t *testing.T) {
 			t.Fatal(err)
 		}
 		send(10)
-		works(t, tree, 30*time.Millisecond)
+		works(group, 30*time.Millisecond)
 		got, err := w.Close()
 		if err != nil {
 			t.Fatal(err)
@@ -185,15 +189,9 @@ func cpuHierarchy(t *testing.T) *cgroup.Hierarchy {
 	return h
 }
 
-// works waits until the processes in a tree have used the given additional CPU time, which may take a while on a busy
-// machine.
-func works(t *testing.T, tree *placement.Tree, more time.Duration) {
-	t.Helper()
-	h := cpuHierarchy(t)
-	dir, ok := h.Dir(tree.Path())
-	if !ok {
-		t.Fatalf("%s is not in the hierarchy of CPU time", tree.Path())
-	}
+// works waits until the processes of the control group in a directory have used the given additional CPU time, which
+// may take a while on a busy machine, and at least 200 ms.
+func works(dir string, more time.Duration) {
 	used := func() time.Duration { return time.Duration(cgroup.CPUTime(dir).N) }
 	for began := used(); used() < began+more; {
 		time.Sleep(200 * time.Millisecond)

@@ -404,7 +404,7 @@ func TestSandboxesSpan(t *testing.T) {
 	s := NewSandboxes(sandbox.Options{})
 	t.Cleanup(s.Close)
 	m := meter(t, Options{Sandboxes: s})
-	l := ledgerOf(t, m, func() { time.Sleep(300 * time.Millisecond) })
+	l := ledgerOf(t, m, func() { works(filepath.Dir(procs), 300*time.Millisecond) })
 	if err := s.AddTo(l); err != nil {
 		t.Fatal(err)
 	}

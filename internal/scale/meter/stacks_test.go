@@ -221,10 +221,8 @@ func TestUnloadedProgram(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer p.Close()
-		for began := time.Now(); time.Since(began) < 300*time.Millisecond; {
-			if err := busy.Run(p, 1000); err != nil {
-				t.Fatal(err)
-			}
+		if err := runFor(p, 300*time.Millisecond); err != nil {
+			t.Fatal(err)
 		}
 		if name != "tare_new" {
 			p.Close()

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/scale/ledger"
@@ -40,22 +41,24 @@ func runProgram(d time.Duration) error {
 	if _, err := in.ReadByte(); err != nil {
 		return err
 	}
-	began, err := cpuTime()
-	for ran := time.Duration(0); err == nil && ran < d; {
-		if err := busy.Run(p, 200); err != nil {
-			return fmt.Errorf("running the program: %w", err)
-		}
-		var now time.Duration
-		now, err = cpuTime()
-		ran = now - began
-	}
-	if err != nil {
+	if err := runFor(p, d); err != nil {
 		return err
 	}
 	fmt.Println("done")
 	_, err = in.ReadByte() // the program lives until the window is closed
 	if errors.Is(err, io.EOF) {
 		return nil
+	}
+	return err
+}
+
+// runFor runs a program repeatedly for d of this process's CPU time.
+func runFor(p *ebpf.Program, d time.Duration) error {
+	began, err := cpuTime()
+	for now := began; err == nil && now < began+d; now, err = cpuTime() {
+		if err := busy.Run(p, 200); err != nil {
+			return fmt.Errorf("running the program: %w", err)
+		}
 	}
 	return err
 }
