@@ -21,7 +21,6 @@ import (
 	"tare/internal/lib/self"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
-	"tare/test/speed"
 )
 
 func TestMain(m *testing.M) {
@@ -340,7 +339,7 @@ func TestProbe(t *testing.T) {
 func TestProbeHangs(t *testing.T) {
 	_, self := needsRunc(t)
 	defer func(was time.Duration) { commandTime = was }(commandTime)
-	commandTime = speed.Scale(300 * time.Millisecond) // the script must start within this time
+	commandTime = 300 * time.Millisecond // deadline under test: of the commands that clean up
 	dir := t.TempDir()
 	script, pids := filepath.Join(dir, "hangs"), filepath.Join(dir, "pids")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nsleep 1000 &\necho $! >>"+pids+"\nwait\n"), 0o755); err != nil {
@@ -351,7 +350,13 @@ func TestProbeHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(commandTime*2/3, cancel)
+	go func() { // interrupts it once the script has started
+		defer cancel()
+		for text := ""; text == "" && ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+			b, _ := os.ReadFile(pids)
+			text = string(b)
+		}
+	}()
 	if err := Probe(ctx, hangs, self, 0, nil); err == nil {
 		t.Error("it works")
 	}
