@@ -428,10 +428,7 @@ func sameTrial(a, b record.PlannedTrial) bool {
 // groups with another name.
 func TestAgainOnTheMachine(t *testing.T) {
 	g := newGround(t)
-	spec := strings.Replace(shortSpec, "lag: 1s, generator_cpu: 1, errors: 0}",
-		"lag: 1s, generator_cpu: 1, errors: 0, drift: 1000, rate: 0}", 1)
-	spec = strings.Replace(spec, "gates: {rate: 0.5, ", "gates: {", 1)
-	s := mustParse(t, spec)
+	s := mustParse(t, tolerant(shortSpec))
 	s.Repeat, g.again = 2, true
 	windows, names := 0, map[string]bool{}
 	g.machine.OpenWindow = func(ctx context.Context, at int64) (Window, error) {
