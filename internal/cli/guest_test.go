@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"maps"
 	"math"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -18,6 +17,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
+	"tare/test/port"
 )
 
 // TestWrongUseOfGuests: what the settings of a guest do not allow is wrong use, with a hint, and prints nothing.
@@ -131,12 +131,7 @@ func TestLoads(t *testing.T) {
 
 // TestLoadFails: a load that cannot begin gives the guest's own error.
 func TestLoadFails(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
-	out, err := ran(t, "load", "http", "http://"+l.Addr().String()+"/", "--rate", "10", "--duration", "100ms")
+	out, err := ran(t, "load", "http", "http://"+port.Free(t)+"/", "--rate", "10", "--duration", "100ms")
 	if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" || out != "" {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -2,47 +2,31 @@
 package port
 
 import (
-	"math/rand/v2"
-	"net"
 	"net/netip"
-	"strconv"
-	"sync"
+	"os"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
-// The ports are below those that the kernel gives to programs that ask for any port (ip_local_port_range, from 32768
-// on), so that no such program takes a port between the check that it is free and the time when the test's program
-// listens.
-const (
-	first = 20_000
-	last  = 32_000
-)
-
-var (
-	mu    sync.Mutex
-	given = map[int]bool{}
-)
-
-// Free returns an address of 127.0.0.1, as host:port, at which no process listens. It returns each address only once.
+// Free returns an address of 127.0.0.1, as host:port, at which no process listens. The port is reserved until the test
+// ends: a bound socket that does not listen keeps the kernel from giving it to others, and programs that set
+// SO_REUSEADDR can listen there. This is process.Reserve for tests, among them those of that package.
 func Free(t testing.TB) string {
 	t.Helper()
-	mu.Lock()
-	defer mu.Unlock()
-	for range 1000 {
-		n := first + rand.IntN(last-first)
-		if given[n] {
-			continue
-		}
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(n)))
+	fail := func(err error) {
 		if err != nil {
-			continue
+			t.Fatal("reserving a port: ", os.NewSyscallError("socket", err))
 		}
-		l.Close()
-		given[n] = true
-		return l.Addr().String()
 	}
-	t.Fatal("there is no free port")
-	return ""
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fail(err)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	fail(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+	fail(unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	at, err := unix.Getsockname(fd)
+	fail(err)
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(at.(*unix.SockaddrInet4).Port)).String()
 }
 
 // Number returns the port number of an address.

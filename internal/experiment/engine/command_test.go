@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -20,6 +19,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/lists"
+	"tare/test/port"
 )
 
 // commandSpec returns a spec with one application and one load, at least one of which is a user's command.
@@ -258,12 +258,8 @@ func (g *ground) outsider(t *testing.T) (group *placement.Group, server *exec.Cm
 	if group, err = tree.Group("server", placement.Limits{}); err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return group, exec.Command(g.machine.Self, "app", "http", "--listen", l.Addr().String()), l.Addr().String()
+	address = port.Free(t)
+	return group, exec.Command(g.machine.Self, "app", "http", "--listen", address), address
 }
 
 // TestStartedByAnother: an application has no known cost if its command asks a program outside the trial to start the

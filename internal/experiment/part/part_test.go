@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/role"
+	"tare/test/port"
 )
 
 var secret = Secret{Token: "token", Pod: "pod"}
@@ -41,12 +42,7 @@ func dial(t *testing.T, address string) net.Conn {
 // reached returns an address at which a listener starts after a while.
 func reached(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	l.Close()
+	address := port.Free(t)
 	time.AfterFunc(200*time.Millisecond, func() {
 		if l, err := net.Listen("tcp", address); err != nil {
 			t.Error(err)

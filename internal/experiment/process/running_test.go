@@ -14,11 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
 	"tare/internal/scale/host/cgroup"
+	"tare/test/port"
 	"tare/test/speed"
 	"tare/test/vm/guest"
 )
@@ -159,25 +158,6 @@ func TestOffered(t *testing.T) {
 // untilSleep waits, in a shell, until its last child has executed sleep, so that its name is sleep.
 const untilSleep = `until read comm < /proc/$!/comm && [ $comm = sleep ]; do sleep 0.01; done`
 
-// closed returns an address at which nothing listens while the test runs: its port is bound, so no other process gets
-// it.
-func closed(t *testing.T) string {
-	t.Helper()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err == nil {
-		t.Cleanup(func() { unix.Close(fd) })
-		err = unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	at, err := unix.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("127.0.0.1:%d", at.(*unix.SockaddrInet4).Port)
-}
-
 // TestFailures: an error has the exit status, the last lines of output and a hint, and nothing is left behind.
 func TestFailures(t *testing.T) {
 	limit := speed.Scale(time.Second).String() // time for checks whether they are ready
@@ -210,7 +190,7 @@ func TestFailures(t *testing.T) {
 			[]string{"was not ready within " + limit + ": nothing accepted connections at 127.0.0.1:", "(connection refused)"},
 			"raise its ready-timeout"},
 		{"never answers", `exec sleep 60`,
-			param.Values{"ready-timeout": limit, "ready-http": "http://" + closed(t) + "/x"},
+			param.Values{"ready-timeout": limit, "ready-http": "http://" + port.Free(t) + "/x"},
 			[]string{"/x was not answered with a status of 200 to 399 (connection refused)"}, "raise its ready-timeout"},
 		{"answers nothing", `exec sleep 60`,
 			param.Values{"ready-timeout": limit, "ready-http": "http://" + silent.Addr().String() + "/x"},

@@ -17,6 +17,7 @@ import (
 	"tare/internal/experiment/role"
 	"tare/internal/lib/pace"
 	"tare/internal/mesh/services"
+	"tare/test/port"
 )
 
 func TestLastFirst(t *testing.T) {
@@ -100,7 +101,7 @@ func TestNotSaid(t *testing.T) {
 // TestConnectTCP: connect returns the peer of a TCP connection, and its error for a port without a listener counts as
 // notYet.
 func TestConnectTCP(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", port.Free(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +117,7 @@ func TestConnectTCP(t *testing.T) {
 
 // TestConnected: connected waits for a connection that is still being made, and returns its error if it fails.
 func TestConnected(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", port.Free(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,6 +26,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"tare/test/port"
 )
 
 // handshake connects a client with credentials to the authority's server, and returns the context of a call as gRPC
@@ -299,16 +301,9 @@ func TestOpenSSLPeers(t *testing.T) {
 		t.Errorf("TLS 1.2 was taken: %s", out)
 	}
 
-	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is probably still free
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	server := exec.CommandContext(t.Context(), "openssl", "s_server", "-accept", fmt.Sprintf("127.0.0.1:%d", port),
-		"-cert", own, "-key", own, "-CAfile", filepath.Join(dir, RootsFile), "-Verify", "1", "-verify_return_error", "-rev")
+	taken := port.Free(t)
+	server := exec.CommandContext(t.Context(), "openssl", "s_server", "-accept", taken, "-cert", own, "-key", own,
+		"-CAfile", filepath.Join(dir, RootsFile), "-Verify", "1", "-verify_return_error", "-rev")
 	stdout, err := server.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -329,8 +324,7 @@ func TestOpenSSLPeers(t *testing.T) {
 	}
 	go func() { _, _ = io.Copy(io.Discard, lines) }()
 	dial := func(c Credentials) error {
-		conn, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port),
-			ClientTLS(func() (Credentials, error) { return c, nil }, webID))
+		conn, err := tls.Dial("tcp", taken, ClientTLS(func() (Credentials, error) { return c, nil }, webID))
 		if err != nil {
 			return err
 		}

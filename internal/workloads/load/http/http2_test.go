@@ -16,6 +16,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
+	"tare/test/port"
 )
 
 // go2 starts Go's own server of HTTP/2 with prior knowledge, and returns its URL.
@@ -357,7 +358,7 @@ func TestTimeoutOfOneStream(t *testing.T) {
 // TestServerGoesAway2: requests to a server that has gone count as errors, and a closed loop does not spin.
 func TestServerGoesAway2(t *testing.T) {
 	for _, rate := range []float64{200, 0} {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		listener, err := net.Listen("tcp", port.Free(t))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -24,6 +24,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
+	"tare/test/port"
 	"tare/test/started"
 )
 
@@ -456,18 +457,14 @@ func TestHostileServers(t *testing.T) {
 
 // TestServerGoesAway: requests to a server that has gone count as errors, and a closed loop does not spin.
 func TestServerGoesAway(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	address := port.Free(t)
 	for _, rate := range []float64{200, 0} {
-		if rate == 0 {
-			if listener, err = net.Listen("tcp", listener.Addr().String()); err != nil {
-				t.Fatal(err)
-			}
+		listener, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Fatal(err)
 		}
-		g, err := Prepare(t.Context(), Options{Targets: []string{"http://" + listener.Addr().String()},
-			Arrivals: pace.Constant, Rate: rate, Connections: 2, Threads: 1})
+		g, err := Prepare(t.Context(), Options{Targets: []string{"http://" + address}, Arrivals: pace.Constant, Rate: rate,
+			Connections: 2, Threads: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -543,12 +540,7 @@ func TestBodies(t *testing.T) {
 }
 
 func TestWrongUse(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	dead := "http://" + listener.Addr().String() + "/"
-	listener.Close()
+	dead := "http://" + port.Free(t) + "/"
 	const live = "http://127.0.0.1:1/"
 	for _, tt := range []struct {
 		name string
