@@ -14,7 +14,7 @@ func TestVariantTrials(t *testing.T) {
 question: Is a planted delay seen?
 blocks: 1
 warmup: 20ms
-duration: 400ms
+duration: 3s
 applications: {server: {kind: http, delay: 1ms}}
 loads: {client: {kind: http, to: server, rate: 100, connections: 8}}
 arms: {slow: {subject: variant, set: server.delay=201ms}}

@@ -25,7 +25,7 @@ func TestLadder(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.close()
-	s := role.Schedule{Begin: pace.Now(), Warmup: int64(100 * time.Millisecond), Duration: int64(400 * time.Millisecond)}
+	s := role.Schedule{Begin: pace.Now(), Warmup: int64(100 * time.Millisecond), Duration: int64(2 * time.Second)}
 	r, err := l.run(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)

@@ -268,8 +268,8 @@ func TestStallShowsAtFullLength(t *testing.T) {
 func TestClosedLoop(t *testing.T) {
 	url := server(t, answering(say(okAnswer)))
 	for _, keepAlive := range []bool{true, false} {
-		r := run(t, Options{Targets: []string{url}, Connections: 8, KeepAlive: keepAlive, Threads: 2,
-			Drain: 20 * time.Second}, 50*time.Millisecond, 300*time.Millisecond)
+		r := runUntil(t, Options{Targets: []string{url}, Connections: 8, KeepAlive: keepAlive, Threads: 2, Drain: ample},
+			300*time.Millisecond, atLeast(100))
 		if r.Done < 100 || r.Done != r.Intended || len(r.Errors) > 0 || r.Mode != load.Closed || r.MaxConnections > 8 {
 			t.Errorf("keep-alive %v: %+v", keepAlive, r)
 		}
@@ -490,7 +490,7 @@ func TestAnswersInTheWindow(t *testing.T) {
 		}
 	}
 	closed := run(t, Options{Targets: []string{url}, Connections: 4, KeepAlive: true, Drain: 20 * time.Second},
-		100*time.Millisecond, 200*time.Millisecond)
+		2*time.Second, 2*time.Second) // so that requests are under way at both edges of the window
 	if closed.Late == 0 || *closed.Finished <= closed.Done-closed.Late {
 		t.Errorf("closed loop: %d answers in the window; %d done, %d of them late", *closed.Finished, closed.Done,
 			closed.Late)
@@ -499,8 +499,8 @@ func TestAnswersInTheWindow(t *testing.T) {
 
 func TestUnansweredAreCounted(t *testing.T) {
 	url := server(t, answering(func(c net.Conn) bool { _, _ = c.Read(make([]byte, 1)); return false }))
-	r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 100, Connections: 3, KeepAlive: true,
-		Drain: 50 * time.Millisecond}, 0, 300*time.Millisecond)
+	r := runUntil(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 100, Connections: 3, KeepAlive: true,
+		Drain: 50 * time.Millisecond}, 300*time.Millisecond, func(r *load.Result) bool { return r.Sent >= 3 })
 	if r.Intended != 30 || r.Sent != 3 || r.Unfinished != 3 || r.Done != 0 {
 		t.Errorf("%d intended, %d sent, %d unfinished, want 30, 3 and 3", r.Intended, r.Sent, r.Unfinished)
 	}
@@ -632,7 +632,7 @@ func TestSlicesShowASlowerServer(t *testing.T) {
 	const slow = 300 * time.Millisecond
 	for _, rate := range []float64{0, 200} {
 		begin := pace.Now() + int64(50*time.Millisecond)
-		change := begin + int64(600*time.Millisecond)
+		change := begin + int64(2100*time.Millisecond) // in the middle of the window
 		url := server(t, answering(func(c net.Conn) bool {
 			if pace.Now() >= change {
 				time.Sleep(slow)
@@ -645,7 +645,7 @@ func TestSlicesShowASlowerServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer g.Close()
-		r := runAt(t, g, begin, 100*time.Millisecond, time.Second)
+		r := runAt(t, g, begin, 100*time.Millisecond, 4*time.Second)
 		if len(r.Slices) != load.Slices {
 			t.Fatalf("%d slices", len(r.Slices))
 		}
