@@ -133,13 +133,20 @@ func TestPlugin(t *testing.T) {
 	if err := p.Apply(shopWithProxy); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Kubectl("rollout", "status", "deployment/shop", "--timeout=60s"); err != nil {
+	if _, err := p.Kubectl("rollout", "status", "deployment/shop", "--timeout=300s"); err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
-	c := p.weigh(t, 0, "--for", "5s", "--by", "container")
-	t.Logf("weighed in %v", time.Since(began))
-	p.nothingLeft(t, 5*time.Second)
+	apart := func(w cluster.Warning) bool { return w.Code == "window-apart" }
+	var c *cluster.Cluster
+	for range 3 { // an agent may stand still at an edge of the window; one with a wrong window has it each time
+		began := time.Now()
+		c = p.weigh(t, 0, "--for", "5s", "--by", "container")
+		t.Logf("weighed in %v", time.Since(began))
+		p.nothingLeft(t, 20*time.Second) // less than the time after which the cluster removes the agents
+		if !slices.ContainsFunc(c.Warnings, apart) {
+			break
+		}
+	}
 	if c.Answered != 3 || c.Asked != 3 {
 		t.Fatalf("%d of %d nodes answered", c.Answered, c.Asked)
 	}
