@@ -74,7 +74,7 @@ type command struct {
 	user    uint32        // runs as this user and group; 0 is the test's own
 	has     []cap.Value   // the only capabilities that the process can have; nil: the test's, or none as another user
 	group   string        // directory of a control group of v2 to start in; the test's own when empty
-	timeout time.Duration // until it is killed and the test fails; 1 minute when 0
+	timeout time.Duration // until it is killed and the test fails; 5 minutes when 0
 }
 
 // output is the result of a command.
@@ -111,7 +111,7 @@ type process struct {
 // start starts tare.
 func (c command) start(t *testing.T) *process {
 	t.Helper()
-	p := &process{done: make(chan struct{}), timeout: cmp.Or(c.timeout, time.Minute)}
+	p := &process{done: make(chan struct{}), timeout: cmp.Or(c.timeout, 5*time.Minute)}
 	ctx, cancel := context.WithTimeout(context.Background(), p.timeout)
 	p.expired = func() bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }
 	p.cmd = exec.CommandContext(ctx, cmp.Or(c.binary, bin), c.args...)

@@ -107,7 +107,7 @@ func TestBypassed(t *testing.T) {
 		"a load that knows another address": {strings.NewReplacer("{kind: http, to: web, connections: 4}", past,
 			"factors: {rate: [50]}\n", "").Replace(spec) + proxy, "they went past it", 4},
 		"a second load that knows another address": {strings.NewReplacer("loads:\n", "loads:\n  other: "+other+"\n",
-			"{rate: [50]}", "{client.rate: [50]}").Replace(spec) + proxy,
+			"{rate: [50]}", "{client.rate: [50]}", "duration: 1s", "duration: 4s").Replace(spec) + proxy, // 2 more looks
 			"the load other went to the application web itself, past mine", 4},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/test/long"
+	"tare/test/started"
 )
 
 // deaf returns the write end of a pipe whose read end is closed.
@@ -106,6 +107,9 @@ func TestSignalledAtTheBeginning(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
 		t.Skipf("needs nohup: %v", err)
+	}
+	if err := started.Await(cmd.Process.Pid, filepath.Base(bin)); err != nil { // nohup ignores the signal by now
+		t.Fatal(err)
 	}
 	time.Sleep(300 * time.Millisecond)
 	// it may have ended already
