@@ -298,7 +298,8 @@ var smallests = map[string]smallest{
 		check: containersSeen,
 	},
 	"trace-exec": {
-		arms: []string{"exectrace"}, levels: map[string][]any{"execs.rate": {200}},
+		// A load that starts late drops what was due before: it needs some of the window.
+		arms: []string{"exectrace"}, levels: map[string][]any{"execs.rate": {200}}, duration: "2s",
 		tells:     []string{"events_generated", "throughput_per_second"},
 		ofSubject: []string{"events_lost", "cpu_seconds_per_kiloevent", "rss_bytes"},
 		check:     eventsCounted,
@@ -489,7 +490,7 @@ func eventsCounted(t *testing.T, tr record.Trial) {
 	t.Helper()
 	e := tr.Events
 	switch {
-	case e == nil || e.Generated == 0 || e.Generated != e.Counted || e.Missed != 0 || e.Failed != 0:
+	case e == nil || e.Generated == 0 && !starved(tr) || e.Generated != e.Counted || e.Missed != 0 || e.Failed != 0:
 		t.Errorf("%s: the load made what the kernel did not count: %s", tr.Arm, shown(e))
 	case !hasSubject(tr):
 		if e.Delivered != nil {

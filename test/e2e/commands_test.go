@@ -134,25 +134,35 @@ func TestObservedApplication(t *testing.T) {
 		}
 	}
 	identity := h.Identity("/" + name)
-	trials := runSpec(t, fmt.Sprintf(`name: observed
+	spec := fmt.Sprintf(`name: observed
 question: What does it cost a server to serve?
 blocks: 1
 warmup: 200ms
 duration: 500ms
 applications: {web: {kind: command, observe: "cgroup:%s", address: "%s"}}
 loads: {client: {kind: http, to: web, rate: 2000}}
-`, identity, address))
-	for _, tr := range trials {
-		groups := tr.Ledger.Cgroups
-		i := slices.IndexFunc(groups, func(g ledger.Cgroup) bool { return g.Path == identity })
-		if i < 0 || groups[i].Role != "app" || groups[i].Workload != "web" || groups[i].CPUSeconds == nil ||
-			*groups[i].CPUSeconds <= 0 {
-			t.Fatalf("the group %s is not in the record as the application: %+v", identity, groups)
+`, identity, address)
+	const tries = 3 // a busy machine may spoil both trials of a run
+	for try, compared := 1, 0; compared == 0; try++ {
+		if try > tries {
+			t.Fatalf("in %d runs, no trial has figures of the load's window", tries)
 		}
-		// The cost of a request includes the server's part.
-		done := float64(tr.Loads["client"].Done)
-		if m := tr.Metrics; m["app_cpu_share"] <= 0 || m["cpu_seconds_per_request"] <= *groups[i].CPUSeconds/done {
-			t.Errorf("the server used %v s for %v requests: %v", *groups[i].CPUSeconds, done, m)
+		for _, tr := range runSpec(t, spec) {
+			groups, client := tr.Ledger.Cgroups, tr.Loads["client"]
+			i := slices.IndexFunc(groups, func(g ledger.Cgroup) bool { return g.Path == identity })
+			if i < 0 || groups[i].Role != "app" || groups[i].Workload != "web" || groups[i].CPUSeconds == nil {
+				t.Fatalf("the group %s is not in the record as the application: %+v", identity, groups)
+			}
+			if windowCut(tr) || starved(tr) || *client.Finished == 0 || tr.Ledger.Window.Seconds > 1.1*client.Seconds {
+				t.Logf("%s has figures of another window: %+v", tr.Arm, tr.Validity)
+				continue
+			}
+			compared++
+			// The cost of a request includes the server's part.
+			used, done := *groups[i].CPUSeconds, float64(client.Done)
+			if m := tr.Metrics; used <= 0 || m["app_cpu_share"] <= 0 || m["cpu_seconds_per_request"] <= used/done {
+				t.Errorf("the server used %v s for %v requests: %v", used, done, m)
+			}
 		}
 	}
 	if now, err := layout.PathOf(server.Process.Pid); err != nil || now != identity {

@@ -228,8 +228,8 @@ func readProfiles(t *testing.T, out string, s *analysis.Summary) {
 	}
 	for _, trial := range c.Trials {
 		p := trial.Profile
-		if trial.Validity.Failed != "" || windowCut(trial) { // then it has few samples, or none
-			continue
+		if trial.Validity.Failed != "" || windowCut(trial) || starved(trial) || *trial.Loads["clients"].Finished == 0 {
+			continue // it has few samples, or none, or no cost of a request
 		}
 		if p == nil || p.Samples == 0 || len(p.Functions) == 0 || p.Metric != "cpu_seconds_per_request" {
 			t.Fatalf("trial %d has the profile %+v", trial.Index, p)
@@ -287,7 +287,8 @@ func readProfiles(t *testing.T, out string, s *analysis.Summary) {
 func TestProfilesOfARun(t *testing.T) {
 	t.Parallel()
 	// Nothing looks at its figures, so they may be those of a machine that is too busy for the load.
-	const open = "rate: 0, errors: 1, lag: 60s, drift: 1000, generator_cpu: 1, connections: 0, throttled: 60s"
+	const open = "rate: 0, errors: 1, lag: 60s, drift: 1000, generator_cpu: 1, connections: 0, throttled: 60s, " +
+		"invalid: 1"
 	s := plantedRun(t, 1, "1s", open, "20", "10", "5")
 	for _, f := range s.Functions {
 		if len(f.Named()) > 0 || !strings.Contains(f.Unresolved, "1 of the 6 blocks") {

@@ -57,7 +57,7 @@ func trace(t *testing.T, spec string, codes ...int) (map[string]record.Trial, ou
 	trials := map[string]record.Trial{}
 	for _, tr := range c.Trials {
 		trials[tr.Arm] = tr
-		if e := tr.Events; e != nil && (e.Generated == 0 || e.Generated != e.Counted || e.Missed != 0) {
+		if e := tr.Events; e != nil && (e.Generated == 0 && !starved(tr) || e.Generated != e.Counted || e.Missed != 0) {
 			t.Errorf("%s: the load made %d, and the kernel counted %d and missed %d", tr.Arm, e.Generated, e.Counted, e.Missed)
 		}
 	}
@@ -184,7 +184,7 @@ func TestAbsentTracers(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)
 	leavesNothing(t)
-	spec := fmt.Sprintf(traced, "200ms", "100") + "  good: {subject: exectrace}\n  gone: {subject: command, command: " +
+	spec := fmt.Sprintf(traced, "2s", "100") + "  good: {subject: exectrace}\n  gone: {subject: command, command: " +
 		"no-such-tracer-anywhere, lines: '', optional: true}\n"
 	const says = "no-such-tracer-anywhere: not installed"
 	trials, o, dir := trace(t, spec)
