@@ -430,7 +430,7 @@ func TestNode(t *testing.T) {
 		}
 		client := tr.Loads["client"]
 		answers, _ := client.Answers()
-		if tr.Validity.Failed != "" || !tr.Validity.Valid && !disturbed(tr) ||
+		if tr.Validity.Failed != "" || !tr.Validity.Valid && !disturbed(tr) || client.Intended == 0 ||
 			(tr.Metrics["throughput_per_second"] > 0) != (answers > 0) || tr.Nodes[0].Trial.Ledger.CPU.Capacity == 0 {
 			t.Errorf("trial %d: %+v, %d answers, %v", tr.Index, tr.Validity, answers, tr.Metrics)
 		}
