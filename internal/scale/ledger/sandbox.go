@@ -17,7 +17,7 @@ type Sandbox struct {
 	Engine      string      `json:"engine"`
 	Driver      string      `json:"driver"`
 	VM          bool        `json:"vm"`          // the application is inside a virtual machine
-	Arrangement string      `json:"arrangement"` // name of a row of docs/weigh-sandboxes.md; empty if none fits
+	Arrangement string      `json:"arrangement"` // such as kata-systemd-only; empty if none fits
 	Title       string      `json:"title"`       // of the arrangement
 	Containers  []string    `json:"containers"`  // ids
 
