@@ -873,8 +873,11 @@ func ledgerRights(
 				}
 				l = weighed(t, lacks)
 				p := programOf(t, *l, id)
-				if len(p.Shares) != 1 || p.Shares[0].Cgroup != nil || p.Shares[0].Note == "" || l.CPU.BPFUnsplit == nil ||
-					p.RunSeconds == nil || *l.CPU.BPFUnsplit < 0.99**p.RunSeconds ||
+				ran, known := p.RanSeconds()
+				if len(p.Shares) != 1 || p.Shares[0].Cgroup != nil ||
+					!strings.Contains(p.Shares[0].Note, "addresses of its machine code are unknown") ||
+					l.CPU.BPFUnsplit == nil || !known || *l.CPU.BPFUnsplit < 0.99*ran || p.SampledSeconds != nil ||
+					warning(l, "samples-below-run-time") != "" ||
 					!strings.Contains(warning(l, addressesHidden), "CAP_SYSLOG") {
 					t.Errorf("that the run time is not split is not said: %+v, %+v, %+v", p, l.CPU, l.Warnings)
 				}

@@ -41,6 +41,7 @@ type Evidence struct {
 	RunNs   uint64        // run time according to the kernel's statistics, nanoseconds
 	Samples map[Place]int // how many samples saw it in each place
 	Sole    *Place        // the only place where its attachments allow it to run; nil if there may be others
+	Blind   bool          // the addresses of its machine code are unknown, so no sample can be recognized as its own
 
 	// Hz is the number of samples per second on each CPU, and Seconds the duration of sampling; notes use them to suggest
 	// a sufficient rate or window. Both are 0 if no samples were taken, or if CPU cycles triggered them and not a clock.
@@ -124,6 +125,9 @@ const (
 
 // tooFew explains why n samples do not split the run time, and which option would have produced enough.
 func (e Evidence) tooFew(n int) string {
+	if e.Blind {
+		return "not split: the addresses of its machine code are unknown, so samples cannot see it"
+	}
 	if e.Hz == 0 {
 		return fmt.Sprintf("not split: %d samples, %d are needed", n, MinSamples)
 	}

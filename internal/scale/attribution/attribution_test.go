@@ -101,6 +101,8 @@ func TestHintSplits(t *testing.T) {
 			[]string{"3 samples where its run time makes about 200", "interrupts off"}, "--"},
 		{"a window that came out short by chance", Evidence{RunNs: 70e6, Samples: map[Place]int{a: 24}, Hz: 499, Seconds: 10},
 			[]string{"--hz 547", "a window of 11 s"}, ""},
+		{"machine code whose addresses are hidden", Evidence{RunNs: 400e6, Hz: 499, Seconds: 10, Blind: true},
+			[]string{"addresses of its machine code are unknown"}, "interrupts"},
 		{"no samples were taken", Evidence{RunNs: 400e6}, []string{"0 samples"}, "--"},
 	} {
 		got := Split(c.e)[0].Note

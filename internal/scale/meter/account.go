@@ -300,16 +300,21 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 			}
 			out.Seen = append(out.Seen, seen)
 		}
+		e.Blind = n == 0 && len(p.JITed) == 0
 		slices.SortFunc(out.Seen, func(x, y ledger.Seen) int {
 			return cmp.Or(y.Samples-x.Samples, cmp.Compare(x.Context, y.Context))
 		})
 		if a.m.sampler.Source() == perf.CPUClock { // a period of cycles has no fixed duration
-			sampled := attribution.SampledSeconds(n, a.m.sampler.Period().Seconds())
-			out.SampledSeconds = &sampled
 			if counted {
 				a.stolen(&out, n)
-				ran, _ := out.RanSeconds()
-				a.compare(p, ran, n, sampled)
+			}
+			// Of a program that samples cannot see, that none did says nothing.
+			if !e.Blind {
+				sampled := attribution.SampledSeconds(n, a.m.sampler.Period().Seconds())
+				out.SampledSeconds = &sampled
+				if ran, known := out.RanSeconds(); known {
+					a.compare(p, ran, n, sampled)
+				}
 			}
 		}
 	}
