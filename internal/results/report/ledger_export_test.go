@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/csv"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -193,6 +194,22 @@ func TestLedgersAreWhole(t *testing.T) {
 		}
 		if same := bytes.Equal(all.Bytes(), some.Bytes()); same != (f.Name != "text") {
 			t.Errorf("%s with and without limits is the same: %v", f.Name, same)
+		}
+	}
+}
+
+// TestLedgerPage: docs/weigh.md lists every metric of the formats for programs, under its kind.
+func TestLedgerPage(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/weigh.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := exportedRows(t)
+	for _, row := range rows[1:] {
+		kind, metric := row[0], row[8]
+		_, line, _ := strings.Cut(string(page), "\n| `"+kind+"` | ")
+		if line, _, _ = strings.Cut(line, "\n"); !strings.Contains(line, "`"+metric+"`") {
+			t.Errorf("docs/weigh.md does not list %s of %s", metric, kind)
 		}
 	}
 }
