@@ -238,7 +238,7 @@ what tests found (test/kernels/kernels.json):
 
     go test ./internal/cli -run TestKernelsPage -update
 
-What is not on it is not known to work, and not known to fail. ` + "`tare doctor`" + ` tries each feature out on the
+Anything not listed here is untested. ` + "`tare doctor`" + ` tries each feature out on the
 machine at hand.
 
 Tare needs Linux 5.8 or newer and control groups, v1, v2 or both, and most of it root ([what does
