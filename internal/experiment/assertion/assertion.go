@@ -34,10 +34,10 @@ const (
 // Upper reports whether the bound is an upper bound.
 func (o Op) Upper() bool { return o == AtMost || o == Below }
 
-// Against is what a bound applies to.
+// Against names the figure to which a bound applies.
 type Against string
 
-// What a bound can apply to.
+// The figures to which a bound can apply.
 const (
 	Value      Against = "value"      // the metric itself, in its unit: 50MB
 	Difference Against = "difference" // the difference from the baseline, in the metric's unit: +200us
@@ -48,25 +48,25 @@ const (
 type Assertion struct {
 	Metric    string
 	Arm       string            // empty: every arm except the baseline and its twin
-	Component string            // of the arm's subject; empty: the whole subject
+	Component string            // a component of the arm's subject; empty: the whole subject
 	Level     map[string]string // values of some factors; the assertion applies to every level that has them
 	Op        Op
 	Against   Against
 	Bound     float64 // in the unit of the metric; a Change is a fraction: 0.1
-	written   string  // the bound as it was written
+	written   string  // the bound as it was written, without spaces
 }
 
 // MostText is the length in bytes of the longest assertion that Parse accepts.
 const MostText = 1000
 
-// Most is how many assertions a run may have.
+// Most is the largest number of assertions that a run may have.
 const Most = 100
 
-// MostChecks is how many checks the assertions of a run may need in all. An assertion needs one check for each arm and
-// level to which it applies.
+// MostChecks limits the checks that all assertions of a run need together. An assertion needs one check for each arm
+// and level to which it applies.
 const MostChecks = 10_000
 
-// The labels that are not factors.
+// The labels with a fixed meaning. Every other label names a factor.
 const (
 	armLabel       = "arm"
 	componentLabel = "component"
@@ -81,13 +81,15 @@ var (
 const Hint = "write METRIC <= BOUND, such as 'memory_hard_bytes <= 50MB', 'latency_p99_seconds <= +200us' or " +
 	"'cpu_seconds_per_request{arm=new} <= +10%'; a sign makes the bound a difference to the baseline"
 
-// Parse reads an assertion. Its error message continues a sentence whose subject is the text; Hint shows the right
-// syntax. Even on an error, Metric is set if the text names one.
+// Parse reads an assertion, which has this form:
 //
 //	METRIC [{arm=NAME, component=NAME, FACTOR=LEVEL}] OPERATOR BOUND
 //
 // A bound without a sign applies to the value itself. With a sign it applies to the difference from the baseline: in
 // the unit of the metric, or in per cent of the baseline's value.
+//
+// The message of an error continues a sentence whose subject is the text: "is not a metric, ...". If the text has the
+// form of an assertion, Metric is set even on an error.
 func Parse(text string) (Assertion, error) {
 	if len(text) > MostText {
 		return Assertion{}, fmt.Errorf("is %d bytes long; at most %d are allowed", len(text), MostText)
@@ -194,7 +196,7 @@ func (a *Assertion) bound(raw string) error {
 	return nil
 }
 
-// namesOf lists the units, the smallest first.
+// namesOf lists the units, the smallest first. It leaves out spellings that are not ASCII.
 func namesOf(known map[string]float64) string {
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(known)), func(n string) bool { return n == "" || n > "~" })
 	if len(names) == 0 {
@@ -225,7 +227,7 @@ func (a Assertion) of() string {
 	return a.Metric + "{" + strings.Join(labels, ",") + "}"
 }
 
-// Bounded returns the bound as it was written: "+10%".
+// Bounded returns the bound as it was written, without spaces: "+10%".
 func (a Assertion) Bounded() string { return a.written }
 
 // Keeps reports whether a value, difference or change keeps the bound.

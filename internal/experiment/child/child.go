@@ -1,4 +1,4 @@
-// Package child starts processes, watches them and ends them. Whatever Tare starts and leaves running is a Process:
+// Package child starts processes, watches them and ends them. Tare represents each process that it starts by a Process:
 // Start starts it, Await waits until it is ready, Stop asks it to end and kills its process group if it does not, and
 // Failure says how it ended, with its last output. Process.run shows the life of a process from top to bottom.
 package child
@@ -33,7 +33,7 @@ type Options struct {
 	Output *Output
 	Log    io.Writer
 
-	Stop   syscall.Signal // with which Process.Stop asks the process group to end; 0: only Ending asks it to
+	Stop   syscall.Signal // Process.Stop sends it to the process group; 0: Process.Stop only calls Ending
 	Grace  time.Duration  // how long Process.Stop then waits before it kills the group
 	Linger time.Duration  // how long after the exit to read output, while other processes hold the streams open
 

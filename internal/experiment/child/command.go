@@ -20,11 +20,11 @@ const Mark = "TARE_RUN"
 // Command is a program to start.
 type Command struct {
 	Argv    []string   // the program, by its path or its name on the PATH, and its arguments
-	Path    string     // of the program, if Argv[0] is only its name
+	Path    string     // the program's path, if Argv[0] is only its name
 	Env     []string   // variables added to those of this process
 	OnlyEnv bool       // the process gets only the variables in Env
 	Dir     string     // the working directory; empty: this process's
-	Files   []*os.File // its descriptors from 3 on
+	Files   []*os.File // open files that become its descriptors 3, 4 and so on
 	Session bool       // it leads a new session, which has no terminal
 
 	Stdin          io.Reader // nil: it has no input
@@ -83,8 +83,8 @@ func Run(ctx context.Context, c Command, o Options) error {
 	return p.Err()
 }
 
-// ErrNotFound matches the errors of Find and Start for a name without a slash that is not in the PATH. For a path to no
-// file they match fs.ErrNotExist.
+// ErrNotFound matches the errors of Find and Start for a name without a slash that is not in the PATH. If a name with a
+// slash does not exist, their errors match fs.ErrNotExist instead.
 var ErrNotFound = exec.ErrNotFound
 
 // Find returns the path of an executable program. A name with a slash is a path; any other is looked up in the PATH

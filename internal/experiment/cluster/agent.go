@@ -156,8 +156,8 @@ type session struct {
 	a      *Agent
 	stream grpc.ClientStream
 	cancel context.CancelCauseFunc // ends the session
-	heard  atomic.Int64
-	quiet  atomic.Int64 // the coordinator sends nothing before this time, ns by the agent's clock
+	heard  atomic.Int64            // when the coordinator last sent anything, ns by pace.Now
+	quiet  atomic.Int64            // the coordinator sends nothing before this time, ns by the agent's clock
 	sendMu sync.Mutex
 
 	run   Runner
@@ -167,9 +167,9 @@ type session struct {
 // agentTrial is a trial at this node.
 type agentTrial struct {
 	id     uint64
-	begin  chan int64
+	begin  chan int64 // receives the start time, ns by the agent's clock
 	cancel context.CancelCauseFunc
-	done   chan struct{}
+	done   chan struct{} // closed when nothing of the trial is left and its record was sent
 }
 
 // once makes one connection and serves it until it ends. err is nil if the run is over. joined reports whether the

@@ -24,7 +24,8 @@ type reading struct {
 	got int64
 }
 
-// farthest is the largest plausible absolute value of such a time, in ns: 73 years. Sums of two do not overflow.
+// farthest is the largest plausible absolute value of a clock's time, in nanoseconds: 73 years. The sum of two such
+// times does not overflow.
 const farthest = 1 << 61
 
 // check returns an error if the reading is implausible: the time to answer must not be negative, nor longer than the
@@ -46,9 +47,9 @@ func (r reading) check() error {
 // roundTrip returns the travel time of both messages, in ns, without the time that the other side took to answer.
 func (r reading) roundTrip() int64 { return (r.got - r.Ping.Sent) - (r.Sent - r.Received) }
 
-// Offset is how far a node's clock is ahead of the coordinator's.
+// Offset describes the difference between a node's clock and the coordinator's.
 type Offset struct {
-	Ahead time.Duration
+	Ahead time.Duration // the node's time minus the coordinator's
 	// Error bounds the error of Ahead. It is half of the round trip, because one way may have taken all of that time.
 	Error time.Duration
 }

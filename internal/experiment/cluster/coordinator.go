@@ -59,7 +59,7 @@ const (
 	maxWords       = 4 << 10                // bytes of an error message from an agent
 )
 
-// MaxNodes is how many agents a coordinator accepts.
+// MaxNodes is the largest number of agents that a coordinator accepts.
 const MaxNodes = 10_000
 
 // Coordinator manages the agents of one run. Its methods may be called concurrently, except Run: there is only one
@@ -429,7 +429,8 @@ func (p *part) take(m *message) bool {
 	return true
 }
 
-// lastWords processes what the node sent before it was gone.
+// lastWords processes the record that the node may have sent before it was gone. If there is none, the node's trial has
+// failed.
 func (p *part) lastWords() {
 	for {
 		select {
@@ -466,7 +467,8 @@ func (p *part) abandon() {
 	}
 }
 
-// readClock asks the node for its time, several times.
+// readClock reads the node's clock several times and keeps the offset with the smallest error bound. If every reading
+// fails, it abandons the trial at the node.
 func (p *part) readClock(ctx context.Context) {
 	var readings []reading
 	for range clockReadings {

@@ -43,7 +43,7 @@ func CheckName(name string) error {
 // Credentials holds the certificates and the key of one side, in PEM.
 type Credentials struct {
 	Authority   []byte `json:"authority"`   // certificate of the authority that both sides trust
-	Certificate []byte `json:"certificate"` // this side's own
+	Certificate []byte `json:"certificate"` // this side's certificate
 	Key         []byte `json:"key"`
 }
 

@@ -41,7 +41,7 @@ type message struct {
 	Bye      *bye     `json:"bye,omitempty"`
 }
 
-// Hello is how an agent introduces itself.
+// Hello introduces an agent to the coordinator. It is the agent's first message.
 type Hello struct {
 	record.Node
 	Version string `json:"version"` // of tare, with its build
@@ -86,8 +86,8 @@ type trialID struct {
 type begin struct {
 	ID uint64 `json:"id"`
 	At int64  `json:"at_ns"` // CLOCK_MONOTONIC of the agent's machine
-	// Quiet is how long from At the coordinator sends no pings, because answering them would take CPU time while CPU
-	// time is measured.
+	// Quiet is the time after At, in nanoseconds, in which the coordinator sends no pings: answering them would take CPU
+	// time while CPU time is measured.
 	Quiet int64 `json:"quiet_ns"`
 }
 

@@ -41,10 +41,12 @@ type Member struct {
 
 // Stray is a process that was not in its group.
 type Stray struct {
-	PID   int
-	Comm  string
-	Group string // the control group of one of its threads, now or at the first edge
-	What  string // for a group that does not count CPU time: the controllers of its hierarchy
+	PID  int
+	Comm string
+	// Group is the control group in which the process, or one of its threads, was found. If Lacking is not 0, it is the
+	// group to which the process belongs.
+	Group string
+	What  string // controllers of Group's hierarchy, or "cgroup v2"; empty for the hierarchy that counts CPU time
 	Back  bool   // it was in Group only at the first edge, and has come back or ended
 	// Lacking is the CPU time, in seconds, that the process, its children and other processes of Group used and Group
 	// did not count, because they were elsewhere between the edges. It is 0 for a process that is elsewhere at an edge.
@@ -181,7 +183,9 @@ func (w *Watch) End() ([]Stray, error) {
 // little is the CPU time, in seconds, that processes may use elsewhere, all together, before they count as strays.
 const little = 0.001
 
-// left returns the processes that left their groups since the first edge and did not come back, by descending CPU time.
+// left returns the processes that left their groups since the first edge and did not come back: first those that have
+// ended, by descending CPU time, then the others. It leaves out those that have ended if all of them used less than
+// little.
 func (w *Watch) left() (strays []Stray) {
 	if w.moves == nil {
 		return nil

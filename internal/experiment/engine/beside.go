@@ -12,8 +12,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// groupPaths returns the control groups in the hierarchy that counts CPU time, or nil, with a warning, if they cannot
-// be listed.
+// groupPaths returns the paths of the control groups in the hierarchy that counts CPU time. It returns nil if there is
+// no such hierarchy, and nil with a warning if its groups cannot be listed.
 func (x *trial) groupPaths() map[string]bool {
 	h, ok := x.machine.Cgroups.CPU()
 	if !ok {

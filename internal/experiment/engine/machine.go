@@ -16,7 +16,7 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// Machine holds what trials need of the machine that they run on.
+// Machine describes the machine on which trials run, and how to read its counters.
 type Machine struct {
 	Self    string // path of the tare binary, which is started in every role
 	Cgroups *cgroup.Layout
@@ -136,7 +136,7 @@ func (m Machine) read(ctx context.Context) (*ledger.Ledger, error) {
 	return w.CloseAt(ctx, pace.Now()+int64(10*time.Millisecond))
 }
 
-// others returns the processes of other runs of tare.
+// others returns the pids of other runs of tare on this machine, or nil if it is Shared.
 func (m Machine) others() []int {
 	if m.Shared {
 		return nil

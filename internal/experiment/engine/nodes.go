@@ -39,13 +39,13 @@ type Nodes interface {
 	Names() []string
 	// Ensure tries to get lost nodes to join again. A node that does not join is not an error here, but in Run.
 	Ensure(ctx context.Context, names []string) error
-	// Run is as in cluster.Coordinator.
+	// Run has the contract of cluster.Coordinator.Run.
 	Run(ctx context.Context, names []string, share cluster.Share, data json.RawMessage, length, tail time.Duration,
 		begun func(at int64)) []cluster.Outcome
 	// Why returns more about why a node was lost, or "".
 	Why(name string) string
-	// PIDs returns the processes of nodes on this machine, and Group the path of their group; nil and "" if each node is
-	// a separate machine.
+	// PIDs returns the pids of the agents on this machine, and Group the path of their control group. They return nil and
+	// "" if each node is a separate machine.
 	PIDs() []int
 	Group() string
 }
@@ -66,13 +66,14 @@ type nodeRecord struct {
 	Closed int64        `json:"closed_late_ns"`
 }
 
-// lateAllowed is how long after the scheduled start a node's loads may receive their schedule. edgePart is how long
-// after the edges of the window a node's counters may be read, as a fraction of the window: later readings do not
-// describe the load.
+// lateAllowed is the longest time after the scheduled start at which a node's loads may receive their schedule.
+//
+// edgePart and leastEdge limit the delay with which a node's counters are read after the edges of the window, because
+// later readings do not describe the load: the limit is the fraction edgePart of the window, but at least leastEdge.
 const (
 	lateAllowed = 5 * time.Millisecond
 	edgePart    = 0.2
-	leastEdge   = 20 * time.Millisecond // the least such time, for short windows
+	leastEdge   = 20 * time.Millisecond
 )
 
 // maxFailedNamed is how many failed nodes are named if a trial failed at all nodes. It is more than one, because nodes
@@ -287,8 +288,9 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 	return n
 }
 
-// Limits of the records of nodes, after decoding. A record has some 100 KB. Two bytes of JSON can become hundreds in
-// the file of trials, whose readers accept lines of up to 16 MiB.
+// Limits of the records of nodes, encoded again after decoding, because two bytes of a node's JSON can become hundreds
+// in the file of trials. A usual record has some 100 KB. If the trial's line becomes too long for readers of the file,
+// record.Writer leaves out details.
 const (
 	maxNodeRecord  = 8 << 20  // bytes
 	maxNodeRecords = 48 << 20 // bytes, of all nodes of a trial

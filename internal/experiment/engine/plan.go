@@ -57,7 +57,7 @@ func Estimate(s *spec.Spec) time.Duration {
 	return time.Duration(float64(s.Blocks) * float64(block) * float64(len(levels)) / float64(len(timed)))
 }
 
-// Estimate returns how long the whole plan will take on the runner's machines.
+// Estimate estimates how long the whole plan will take at r.Place, or on r.Machine if there is no Place.
 func (r *Runner) Estimate() time.Duration {
 	return Estimate(r.Spec) + time.Duration(trialsOf(r.Spec))*r.Longer
 }

@@ -308,7 +308,7 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 
 // neverReady reports whether the trial that has just failed shows that its arm cannot be measured: every attempt of
 // the arm failed before its window, and at least two of its trials, including one at each level, failed in the same way
-// without disturbance by other programs.
+// without disturbance by other programs. It is always false for trials on nodes.
 func (r *Runner) neverReady(failed *record.Trial) bool {
 	levels, trials := map[string]bool{}, map[int]bool{}
 	for i := range r.trials {

@@ -22,7 +22,8 @@ import (
 // spare multiplies the recommended window, because a window sometimes has fewer random arrivals than on average.
 const spare = 1.05
 
-// mostNamed is how many levels a message names.
+// mostNamed is the number of levels that a message names before it says how many more there are. One more level is
+// named too.
 const mostNamed = 4
 
 // TooShort describes quantiles of latency for which the windows of a run have too few requests at the rates of its

@@ -26,10 +26,10 @@ type Joiner interface {
 type (
 	// Launcher is a subject, such as a sandbox, in which applications run, and loads with About.RunsInside. The engine
 	// calls Launch to start each of them, several concurrently, instead of starting them itself. Patience is how long a
-	// launched part may take to be ready. The other methods are about processes that were killed because memory was
-	// short, of which the subject knows more than this machine's kernel reports. Component returns the component to which
-	// a process of this machine belongs, by its PID, even after its end; "" if unknown. KilledInside lists processes that
-	// other kernels killed, such as that of a virtual machine.
+	// launched part may take to be ready. The other methods describe processes that were killed because memory was short:
+	// the subject knows more about them than this machine's kernel reports. Component returns the component to which a
+	// process of this machine belongs, by its PID, even after its end; "" if unknown. KilledInside lists processes that
+	// were killed by another kernel, such as the kernel of a virtual machine.
 	Launcher interface {
 		Launch(context.Context, Launch) error
 		Patience() time.Duration
@@ -44,8 +44,8 @@ type (
 	}
 
 	// Networked is a subject with private networks, in which applications, loads or components of the subject run. Network
-	// returns the path of the network namespace in which the engine starts the one with the given role and name; empty:
-	// this machine's. A Launcher chooses the network of what it launches.
+	// returns the path of the network namespace in which the engine starts the application, load or component with the
+	// given role and name; empty: this machine's. A Launcher chooses the network of what it launches.
 	Networked interface {
 		Network(as Role, name string) (string, error)
 	}
@@ -166,10 +166,10 @@ type Group interface {
 	Path() string                    // its identity, as in a ledger
 	V2Dir() string                   // its directory in the v2 hierarchy; empty if there is none
 	TreeName() string                // the name of the trial's tree of groups, which marks what the trial creates
-	Members() []int                  // the processes in it
-	TreeMembers() []int              // those in all groups of the trial
+	Members() []int                  // pids of the processes in it
+	TreeMembers() []int              // pids of the processes in all groups of the trial
 	LimitCPUs(cpus float64) error    // limits its CPU time, in CPUs; 0: unchanged
-	In(network string) child.Starter // returns what starts a command in it and in a network namespace
+	In(network string) child.Starter // starts commands in it, and in the network namespace at that path
 }
 
 // Owners decides which leftovers of runs may be removed.
@@ -196,7 +196,7 @@ type Trial interface {
 	WorkDir() string // cgroup v2 directory of the group of applications and loads; empty without a v2 hierarchy
 	Cgroups() *cgroup.Layout
 
-	Applications() map[string]App // those that serve something, once they are ready
+	Applications() map[string]App // the applications that serve loads, once they are ready
 	Joined(load string) any       // the value that Join of a load returned; nil if it has no Join
 	Result(load string) load.Result
 	Process(load string) Process // the process of a load; nil before it is started

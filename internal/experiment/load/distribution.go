@@ -14,8 +14,8 @@ import (
 // requests without an answer count as the slowest, and a quantile that falls among them is nil; Count, Mean and Max
 // cover only answered requests.
 type Distribution struct {
-	// Count is the number of samples; for weighted histograms (undisturbed requests), their total weight divided by the
-	// average weight.
+	// Count is the number of samples. A weighted histogram (of undisturbed requests) stands for all answered requests of
+	// the window, and its Count is their number.
 	Count int64    `json:"count"`
 	Mean  float64  `json:"mean_seconds"`
 	P50   *float64 `json:"p50_seconds,omitempty"`

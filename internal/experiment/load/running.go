@@ -29,14 +29,15 @@ type Running struct {
 	Unwatched   int64 `json:"unwatched"`
 	DoneQuiet   int64 `json:"done_quiet"` // answers that came in the quiet seconds
 
-	// Effective is how many requests of equal weight would have as much information as the undisturbed ones.
+	// Effective is the number of requests of equal weight that would carry as much information as the undisturbed ones.
 	Effective     float64 `json:"effective"`
 	LargestWeight float64 `json:"largest_weight"` // of an undisturbed request; 1 if no correction was needed
 	// LostShare estimates the fraction of all requests that wait in queues so long that no request with such a history
 	// stayed untouched.
 	LostShare float64 `json:"lost_share"`
 
-	// Scale is the count of a request of average weight in the *_running histograms, whose counts are integers.
+	// Scale is the total count of a *_running histogram divided by the number of answered requests of the window, for
+	// which the undisturbed ones stand. It is large, because counts are integers and weights are not.
 	Scale int64 `json:"scale,omitempty"`
 	// Beyond is, by histogram and quantile, the effective number of requests of equal weight beyond the quantile, and
 	// Bursts the effective number of independent histories to which those requests belong. Older records have no Bursts.
@@ -92,8 +93,8 @@ func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, str
 	return true, ""
 }
 
-// leastBursts is how many independent bursts of slow requests a trial must have beyond a quantile, on average. With
-// fewer, most trials miss the bursts that stalls hit, and the median of trials is too low: in simulations (package
+// leastBursts is the least mean number of independent bursts of slow requests beyond a quantile in a trial. With fewer,
+// most trials miss the bursts that stalls hit, and the median of trials is too low: in simulations (package
 // load/running) by up to 50 % at one or two, and by no more than its own error at five.
 const leastBursts = 5
 

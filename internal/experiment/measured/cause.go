@@ -32,21 +32,21 @@ const (
 
 // Disturbance holds what others took of the machine during a window, as fractions of its CPU time.
 type Disturbance struct {
-	Stolen   float64 // by the hypervisor
-	Foreign  float64 // by tasks outside the trial's control groups, except this process
-	Occupied float64 // the part of Foreign in stretches in which a task held a CPU without a break
-	Culprits []string
+	Stolen   float64  // by the hypervisor
+	Foreign  float64  // by tasks outside the trial's control groups, except this process
+	Occupied float64  // the part of Foreign in stretches in which a task held a CPU without a break
+	Culprits []string // names of the commands, or else the control groups, that used the most, in descending order
 	// Mixed reports that processes of the trial were outside its control groups: their CPU time is in Foreign, and
 	// cannot be separated from that of others.
 	Mixed bool
 }
 
-// maxCulprits is how many of the causes of a disturbance are named.
+// maxCulprits is the largest length of Disturbance.Culprits.
 const maxCulprits = 3
 
 // DisturbanceOf returns what others took during a ledger's window, from the kernel's counters and, if stalls were
-// watched for (Ledger.Noise), from the witness. self is this process. The trial's own groups are those at and below
-// trees, and observed ones. Without a ledger the result is zero.
+// watched for (Ledger.Noise), from the witness. self is the pid of this process. The trial's own groups are those at
+// and below trees, and observed ones. Without a ledger the result is zero.
 func DisturbanceOf(l *ledger.Ledger, self int, trees ...string) Disturbance {
 	var d Disturbance
 	if l == nil || l.CPU.Capacity <= 0 {
@@ -159,7 +159,8 @@ func (t Trip) shortfall() (float64, bool) {
 	return 0, false
 }
 
-// cause returns what tripped a gate. It considers gates and the use of the CPUs, and never measured values.
+// cause returns what tripped a gate, and the fraction of CPU time that it took; 0 for a cause inside the trial. It
+// considers gates and the use of the CPUs, and never values of metrics.
 func (d Disturbance) cause(t Trip) (ledger.Cause, float64) {
 	by, part := d.By()
 	if by == ledger.Unknown || t.Gate == GateContained {
@@ -215,11 +216,12 @@ func FailedBy(l *ledger.Ledger, trees ...string) ledger.Cause {
 	return ""
 }
 
-// Everything is what LostToOthers returns, instead of names of metrics, for a trial without any valid metric.
+// Everything stands for all metrics of a trial in the result of LostToOthers.
 const Everything = "everything"
 
-// LostToOthers returns the metrics that justify repeating a trial: those voided by a gate that something other than
-// the subject tripped, or Everything if the trial failed while others used much of the machine. It never looks at
+// LostToOthers returns the metrics that justify repeating a trial: those that a gate voided, if something other than
+// the subject tripped it, except metrics that another valid one replaces (Definition.Instead). It returns Everything if
+// such a gate voided all metrics, or if the trial failed while others used much of the machine. It never looks at
 // measured values.
 func LostToOthers(t *record.Trial) (lost []string) {
 	if t.Validity.Failed != "" {

@@ -87,8 +87,8 @@ func withinAny(path string, groups []string) bool {
 	return slices.ContainsFunc(groups, func(group string) bool { return cgroup.Within(path, group) })
 }
 
-// observed returns the groups of a ledger that have a role in a trial but were not made for it, without those that are
-// inside another such group.
+// observed returns the groups of a ledger that have a role in a trial but were not made for it. It leaves out groups
+// inside another such group, and the groups of Tare itself.
 func observed(l *ledger.Ledger, trees ...string) []*ledger.Cgroup {
 	all := Topmost(l, func(g *ledger.Cgroup) bool { return g.Role != "" && !withinAny(g.Path, trees) })
 	return slices.DeleteFunc(all, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Self) })

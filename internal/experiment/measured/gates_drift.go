@@ -13,7 +13,7 @@ import (
 // thousand, so a run of a few hundred trials is unlikely to lose one.
 const driftChance = 0.001
 
-// minInSlice is how many requests a slice of the window needs for a meaningful median.
+// minInSlice is the least number of requests in a slice of the window that gives a meaningful median.
 const minInSlice = 5
 
 // Drift checks that the window was steady, because the fixed length of the warm-up may have been too short. It
@@ -53,7 +53,8 @@ func (j *LoadJudge) Drift() {
 
 // halves compares the two halves of the window. It calls middle with the values of the slices of each half, and returns
 // the results as before and after. The result seen is their difference as a fraction of the smaller one, or of least if
-// that is larger, and trips reports whether the difference trips the gate.
+// that is larger, and trips reports whether the difference trips the gate. A window with fewer than minInSlice requests
+// per slice, on average, is not compared.
 func (j *LoadJudge) halves(value func(load.Slice) float64, middle func([]float64) float64,
 	least float64) (before, after, seen float64, trips bool) {
 	if len(j.Result.Slices) < 2 || j.Result.Done < minInSlice*int64(len(j.Result.Slices)) {

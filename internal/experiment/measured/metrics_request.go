@@ -9,7 +9,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// requestBusy is the name of the metric of which the other requestMetrics are the parts.
+// requestBusy names the metric for the whole CPU time of a request. The other requestMetrics are its parts.
 const requestBusy = "busy_cpu_seconds_per_request"
 
 // requestMetrics show where the CPU time of a request goes. The parts add up to the whole in each trial.

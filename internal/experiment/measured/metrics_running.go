@@ -39,7 +39,8 @@ var quietMetrics = []Metric{
 	},
 }
 
-// whileRunning makes the metrics that requestTimes makes, for the requests that no stall touched, which it weights.
+// whileRunning makes the same metrics as requestTimes, but of the requests that no stall touched. histogram names the
+// weighted histogram of these requests.
 func whileRunning(histogram string, needs []Need, what string, quantiles ...float64) []Metric {
 	all := requestTimes(histogram, needs, what, quantiles...)
 	for i, q := range quantiles {

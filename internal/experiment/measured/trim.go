@@ -64,7 +64,8 @@ func (m *Measured) trimOne(l *ledger.Ledger) {
 	l.Maps = slices.DeleteFunc(l.Maps, func(mp ledger.Map) bool { return !keep[mp.ID] })
 }
 
-// maxStallsKept is how many stalls of each kind a record lists; it keeps the longest. Loads received all of them.
+// maxStallsKept is the largest number of stalls of each kind that a record lists: the longest ones. Loads have received
+// all stalls.
 const maxStallsKept = 256
 
 // trimNoise removes times in which the trial's own processes held a CPU, which are not noise but the object of the

@@ -26,7 +26,7 @@ const (
 	Higher  Direction = "higher"
 )
 
-// Pool is how the values of a trial's nodes, which each ran the whole trial, become one value.
+// Pool says how to combine the values of a trial's nodes, each of which ran the whole trial, into one value.
 type Pool string
 
 // The pools. Costs per piece of work are sums of costs over sums of work, which is the mean weighted by the work.
@@ -42,7 +42,7 @@ const (
 	PerEvent      Pool = "per event"      // the mean, weighted by the events that each node made
 	// the mean, weighted by the events that each node's tracer should deliver, which may include events of other processes
 	PerExpected Pool = "per expected event"
-	Machine     Pool = "machine" // as PerEvent; if nodes share a machine, from the whole machine's ledger
+	Machine     Pool = "machine" // as PerEvent; if nodes that share a machine lack it, from the machine's ledger
 	Counts      Pool = "counts"  // a ratio of counts, each added up over the nodes
 	Nodes       Pool = "nodes"   // a value of the nodes together, which none has by itself
 )
@@ -96,9 +96,9 @@ type Definition struct {
 	// it shows that a subject is too slow, so the subject's slowness does not void it
 	Outcome bool `json:"outcome,omitempty"`
 
-	// Clause is how an answer states it after the name of an arm, with {} for the value: "holds {} of page cache". If the
-	// baseline has it too, the difference follows. Empty: answers mention it only if it differs. A clause that begins
-	// with "of which" ("of which {} stay") continues that of the metric before it.
+	// Clause states the value in an answer, after the name of an arm; {} stands for the value: "holds {} of page cache".
+	// If the baseline has the metric too, the difference follows. Empty: answers mention the metric only if it differs. A
+	// clause that begins with "of which" ("of which {} stay") continues the clause of the metric before it.
 	Clause string `json:"clause,omitempty"`
 
 	// Family groups metrics that describe the same thing: a sentence mentions only one of them. Empty: no group.
@@ -136,9 +136,9 @@ type Definition struct {
 	What string `json:"what,omitempty"`
 	Per  string `json:"per,omitempty"`
 
-	// Sum is how an answer begins to add up the parts of this metric, with {} for the value: "a request takes {} of the
-	// machine's CPU time". PartOf names the metric of which this one is a part: in each trial the parts add up to it.
-	// Part is the part's name in answers: "applications".
+	// Sum begins the sentence of an answer that adds up the parts of this metric; {} stands for the value: "a request
+	// takes {} of the machine's CPU time". PartOf names the metric of which this one is a part: in each trial the parts
+	// add up to it. Part is the part's name in answers: "applications".
 	Sum    string `json:"sum,omitempty"`
 	PartOf string `json:"part_of,omitempty"`
 	Part   string `json:"part,omitempty"`

@@ -27,8 +27,8 @@ import (
 // Command is the hidden command of the tare binary that runs as a part in a pod.
 const Command = "_part"
 
-// TokenVariable and PodVariable are the environment variables that hold a part's Secret; Port is where its process
-// listens: on its pod's loopback interface, or, if OpenVariable is set, on all.
+// TokenVariable and PodVariable are the environment variables that hold a part's Secret. Port is the TCP port on which
+// the part's process listens: on the loopback interface of its pod, or on all interfaces if OpenVariable is set.
 const (
 	TokenVariable = "TARE_PART_TOKEN"
 	PodVariable   = "TARE_PART_POD"

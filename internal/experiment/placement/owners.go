@@ -30,7 +30,7 @@ type Owners struct {
 	DryRun bool // nothing is changed, and what would be removed is reported as removed
 
 	hs       []*cgroup.Hierarchy
-	given    []string
+	given    []string         // trees whose runs count as ended if their state is not visible here
 	found    map[string]found // by tree
 	settled  bool             // the owners of all trees have been judged since the last wait for one
 	waitEnd  time.Time        // when the last wait for an owner that is ending must be over
@@ -39,9 +39,9 @@ type Owners struct {
 	left     []Left
 }
 
-// found is what is known of an owner, and its pid here.
+// found is the result of looking for the owner of a tree.
 type found struct {
-	pid    int
+	pid    int // in this process's PID namespace, if the owner is visible there
 	fate   proc.Fate
 	ending bool // it was killed, but is still Running after a wait
 }

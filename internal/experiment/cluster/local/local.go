@@ -29,7 +29,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// MostNodes is how many local nodes there can be.
+// MostNodes is the largest number of local nodes.
 const MostNodes = link.MostPairs
 
 // Options configures local nodes.
@@ -40,8 +40,8 @@ type Options struct {
 	Version string
 }
 
-// Handed is what the coordinator passes to an agent. It goes through a pipe, because keys belong neither on a disk nor
-// on a command line.
+// Handed holds an agent's configuration and keys. The coordinator passes it to the agent through a pipe, because keys
+// belong neither on a disk nor on a command line.
 type Handed struct {
 	Name        string              `json:"name"`
 	Join        string              `json:"join"` // address of the coordinator
@@ -84,7 +84,7 @@ type agent struct {
 	link string
 }
 
-// Start starts a coordinator and the nodes, and waits until they have joined.
+// Start starts a coordinator and the nodes, and waits until they have joined. The caller must close n.
 func Start(ctx context.Context, o Options) (n *Nodes, err error) {
 	if o.Count < 1 || o.Count > MostNodes {
 		return nil, fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", MostNodes),
@@ -338,7 +338,7 @@ func (n *Nodes) cleanUp() error {
 	return errors.Join(err, err2)
 }
 
-// ReadHanded reads what the coordinator passes to an agent.
+// ReadHanded reads a Handed from the descriptor fd until its end, and closes the descriptor.
 func ReadHanded(fd int) (h Handed, err error) {
 	f := os.NewFile(uintptr(fd), "handed")
 	if f == nil {

@@ -30,8 +30,7 @@ const (
 	lostPart = 0.1
 	// unsteady is the fraction by which the number of requests in flight may change in the later half of the quiet times.
 	unsteady = 0.1
-	// scale is the count of a request of average weight in a histogram.
-	scale = 1000
+	scale    = 1000 // see load.Running.Scale
 	// longest is the longest time that the histograms resolve, in ns.
 	longest = 100e9
 )
@@ -221,7 +220,7 @@ func (c *classifier) byBacklog(level int) *split {
 	ended := 0
 	finish := func(until int64) { // processes the requests that ended by that time
 		for ; ended < len(ends) && ends[ended] <= until; ended++ {
-			// With this request, ended+1 requests have ended. The variable begun is how many were due by then.
+			// With this request, ended+1 requests have ended. The variable begun counts the requests that were due by then.
 			begun := sort.Search(len(c.requests), func(i int) bool { return c.requests[i].Intended > ends[ended] })
 			if begun-(ended+1) != level {
 				continue
@@ -303,7 +302,7 @@ func (c *classifier) usual() (level int, steady bool) {
 	return level, math.Abs(float64(before-last)) <= 1+unsteady*float64(level)
 }
 
-// fate is how stalls affected a request.
+// fate says whether a stall touched a request.
 type fate int
 
 const (
@@ -488,7 +487,7 @@ func histogram(r *load.Result, name string, samples []sample, value func(*Reques
 				}
 			}
 		}
-		// The effective number of requests beyond the quantile: this many of equal weight would tell as much.
+		// The effective number of requests beyond the quantile: this many of equal weight would carry as much information.
 		beyond[q.Name] = (1 - q.Q) * total * sum / squares
 		squares = 0
 		for _, w := range histories {
