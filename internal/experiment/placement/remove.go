@@ -24,11 +24,11 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// patience is how long to wait for killed processes to end and for their groups to become free. A process in the
-// middle of a large write, or with much memory to free, may take seconds.
+// patience limits the wait for killed processes to end and for their groups to become free. A process in the middle of
+// a large write, or with much memory to free, may take seconds.
 const patience = 20 * time.Second
 
-// markPatience is how long to wait in all for processes in execve, whose marks cannot be read until execve is over.
+// markPatience limits the total wait for processes in execve, whose marks cannot be read until execve is over.
 const markPatience = 3 * time.Second
 
 // Close kills the processes that still run in the tree, waits until they have ended, and removes the groups. It may be
@@ -138,7 +138,7 @@ func removeAll(dirs []string, deadline time.Time) error {
 	return errors.Join(errs...)
 }
 
-// Process is a process that Clean dealt with.
+// Process is a process that Clean killed or moved.
 type Process struct {
 	PID  int    `json:"pid"`
 	Comm string `json:"comm"`
@@ -149,7 +149,9 @@ type Process struct {
 type Report struct {
 	Trees  []string  `json:"trees"`  // names of trees that were removed
 	Killed []Process `json:"killed"` // processes of dead runs
-	Moved  []Process `json:"moved"`  // processes without the run's mark, moved from its tree to the group above
+	// Moved holds the processes that were moved from a tree to the group above it, because they lack the mark of its run
+	// or are this process or its ancestors.
+	Moved []Process `json:"moved"`
 }
 
 // Clean is Owners.Clean for a caller that cleans up nothing else.
@@ -161,8 +163,8 @@ func Clean(l *cgroup.Layout) (Report, error) {
 
 // Clean removes what runs that have ended left behind: trees whose owner is dead, with their processes, and processes
 // outside the trees that are marked as part of such a run. Processes in a tree without the mark were put there by
-// another program, and are moved to the group above the tree. This process and its ancestors are spared. Trees with a
-// living owner are left alone, as is everything whose name NewTree cannot have made.
+// another program, and are moved to the group above the tree. This process and its ancestors are moved there too, and
+// never killed. Trees with a living owner are left alone, as is everything whose name NewTree cannot have made.
 func (o *Owners) Clean() (Report, error) {
 	c := cleaning{o: o, report: Report{Trees: []string{}, Killed: []Process{}, Moved: []Process{}}, spared: ancestors(),
 		killed: map[int]bool{}, deadline: time.Now().Add(patience)}
@@ -426,7 +428,7 @@ func Others(l *cgroup.Layout) []int {
 	return pids
 }
 
-// move moves a process out of each of the groups that contains it, into the group above.
+// move moves a process out of those of the given trees that contain it, into the group above each.
 func (r *Report) move(pid int, trees []string) error {
 	p := Process{PID: pid, Comm: child.Comm(pid), Tree: filepath.Base(trees[0])}
 	meant, err := proc.FS{}.Process(pid)
@@ -476,9 +478,9 @@ func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
 	return true, nil
 }
 
-// markOf returns the tree of which a process is marked as a part, by its environment or else by an open file. It
-// returns "" if the process has no mark, or if its mark cannot be read. For a process in execve it waits no longer than
-// patience, from which it subtracts the time waited.
+// markOf reads the mark of a process, from its environment or else from an open file, and returns the name of the tree
+// that it names. It returns "" if the process has no mark, or if its mark cannot be read. For a process in execve it
+// waits no longer than patience, from which it subtracts the time waited.
 func markOf(pid int, patience *time.Duration) string {
 	if tree, has, _ := (proc.FS{}).Getenv(pid, child.Mark, patience); has {
 		return tree

@@ -211,9 +211,9 @@ func markByFile(tree string) {
 	_, _ = unix.FcntlInt(uintptr(fd), unix.F_DUPFD, firstMarkFD) // fails if that is above the limit of open files
 }
 
-// markOfFD returns the tree of which a descriptor marks its process as a part, or "". Another process can pass it a
-// file with a name of its choice (SCM_RIGHTS of unix(7)). A file is therefore ignored if its owner is neither this
-// user nor the process's, or if its run began after the process.
+// markOfFD returns the name of the tree that a descriptor of a process names as a mark (markByFile), or "" if it is no
+// mark. Another process can pass the process a file with a name of its choice (SCM_RIGHTS of unix(7)). A file is
+// therefore ignored if its owner is neither this user nor the process's, or if its run began after the process.
 func markOfFD(pid, fd int) string {
 	path := fmt.Sprintf("/proc/%d/fd/%d", pid, fd)
 	file, _ := os.Readlink(path) // "/memfd:NAME (deleted)" (proc_pid_fd(5))

@@ -44,7 +44,7 @@ type Command struct {
 	// Finishes is true for a command that ends by itself when its work is done, such as a load generator: exit status 0
 	// is then a success. Others, such as servers, must run until they are asked to end.
 	Finishes bool
-	// Capture is how many bytes at the end of its standard output are kept for Output.
+	// Capture is the number of bytes at the end of its standard output that are kept for Output.
 	Capture int
 }
 

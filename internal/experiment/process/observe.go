@@ -107,7 +107,7 @@ type Finder struct {
 	Self   int // pid of the Tare process, which is never observed; 0: this process
 }
 
-// Existing is what a Target names: a control group, or a process with its descendants.
+// Existing is the control group that a Target names, or the process with its descendants. After Watch it must be closed.
 type Existing struct {
 	Target Target
 	// Path is the identity of its control group, as in package cgroup. It is empty for a process that shares its group
@@ -367,7 +367,7 @@ func inodeOf(dir string) (uint64, error) {
 const maxAncestors = 1000 // ancestors of this process that are examined
 
 // Watch begins to check that processes that the target starts stay in its control group, and that the group is not
-// removed. Close ends it.
+// removed. It does nothing for a process without a separate group. Close ends it.
 func (e *Existing) Watch() (err error) {
 	if e.Path == "" {
 		return nil
@@ -425,7 +425,7 @@ func (e *Existing) Strays() (string, error) {
 // invocationID is the variable by which systemd marks the processes of one start of a unit (systemd.exec(5)).
 const invocationID = "INVOCATION_ID"
 
-// invocationPatience is how long to wait in all for the variables of processes that are in execve.
+// invocationPatience limits the total wait for the variables of processes that are in execve.
 const invocationPatience = time.Second
 
 // members returns the processes of the target's group and their descendants. Whatever their present parents, it adds

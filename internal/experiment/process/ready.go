@@ -20,7 +20,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// settled is how long a command without conditions that listens on no port must run to be ready.
+// A command without conditions that listens on no port counts as ready once it has run for the time settled.
 const settled = 500 * time.Millisecond
 
 // condition is one condition under which a command is ready.
@@ -116,7 +116,7 @@ func (c Command) beforehand() error {
 	return nil
 }
 
-// attempt is how long one connection or request may take.
+// attempt limits the time of one connection or request.
 const attempt = time.Second
 
 // offeredAttempt is the limit for an address at which the program need not listen, since other signs are checked too.

@@ -28,10 +28,11 @@ const (
 	maxLine = 64 << 10              // bytes of a line that are matched with Ready.Line
 )
 
-// lingering is how long processes of a command that ended by itself may outlive it: helpers need time to notice.
+// lingering limits the time that processes of a command may outlive it if it ended by itself. Helpers need some time to
+// notice its end.
 const lingering = 250 * time.Millisecond
 
-// gone is how long to wait for killed processes. One in the middle of a large write takes seconds.
+// gone limits the wait for killed processes. A process in the middle of a large write takes seconds to end.
 const gone = 20 * time.Second
 
 // Running is a started command. Its methods may be used concurrently. It has ended when all its processes have.

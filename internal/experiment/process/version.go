@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// versionTime is how long a program may take to print its version.
+// versionTime limits the time that a program may take to print its version.
 const versionTime = 10 * time.Second
 
 // FirstLine returns the first line that is not blank in a program's output, such as its version. It is clipped, has

@@ -10,18 +10,18 @@ import (
 // would take too much memory, and a record is refused if what is kept of it would. Writer observes the same bounds.
 // docs/formats.md states them.
 const (
-	// MaxTrials is how many trials a plan may have, and MaxAttempts how many lines they may make, with repetitions.
+	// MaxTrials limits the trials of a plan, and MaxAttempts the lines of the trials file, which include repetitions.
 	MaxTrials   = 20_000
 	MaxAttempts = 30_000
 
-	// MaxPlaces is how many places a plan may have: arms at levels.
+	// MaxPlaces limits the places of a plan. A place is an arm at a level.
 	MaxPlaces = 1000
 
-	// MaxMetrics is how many metrics a run may define.
+	// MaxMetrics limits the metrics that a run defines.
 	MaxMetrics = 2000
 
-	// MaxFactors is how many factors a trial may have, and maxPlaceBytes how many bytes its arm and the names and levels
-	// of its factors may have together. A report uses these as a key many times for each metric, and some formats repeat
+	// MaxFactors limits the factors of a trial, and maxPlaceBytes the length of its arm and of the names and levels of its
+	// factors together, in bytes. A report uses these texts as a key many times for each metric, and some formats repeat
 	// them for each metric.
 	MaxFactors    = 64
 	maxPlaceBytes = 4 << 10

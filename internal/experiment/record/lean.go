@@ -134,7 +134,7 @@ type tooLarge struct{ error }
 // names holds one copy of each name that occurs in the trials of a run.
 type names map[string]string
 
-// maxNames is how many names are shared.
+// maxNames limits the names that are shared. Further names are not.
 const maxNames = 10_000
 
 func (n *names) one(name string) string {

@@ -27,11 +27,11 @@ type NodeTrial struct {
 	// ClockOffset is the node's CLOCK_MONOTONIC minus the coordinator's, just before the start; nil: it was not read.
 	ClockOffset *int64 `json:"clock_offset_ns"`
 	ClockError  *int64 `json:"clock_offset_error_ns"` // bound on the error of ClockOffset
-	// StartedLateNs is how long after the scheduled start the loads received their schedule, by the node's clock; 0: in
-	// time.
+	// StartedLateNs is the time from the scheduled start until the loads had received their schedule, by the node's clock.
+	// 0: they received it in time; nil: the node sent no ledger.
 	StartedLateNs *int64 `json:"started_late_ns"`
-	// OpenedLateNs and ClosedLateNs are how long after the edges of the window the node's counters were read; nil: they
-	// were not read.
+	// OpenedLateNs and ClosedLateNs are the times from the edges of the window until the node's counters were read; nil:
+	// the node sent no ledger.
 	OpenedLateNs *int64 `json:"window_opened_late_ns"`
 	ClosedLateNs *int64 `json:"window_closed_late_ns"`
 	Failed       string `json:"failed,omitempty"` // why the node's trial failed

@@ -2,8 +2,8 @@ package record
 
 import "encoding/json"
 
-// Pictured is what any guest can add to its evidence for the report to show: amounts over the course of a trial, and
-// the groups that are charged for them.
+// Pictured is a part of a guest's evidence that the report shows in charts and tables, whatever the guest: amounts over
+// the course of a trial, and the groups that are charged for them.
 type Pictured struct {
 	Series []Series `json:"series,omitempty"`
 	Places []Place  `json:"places,omitempty"`
@@ -32,8 +32,8 @@ type Place struct {
 	HardBytes *float64 `json:"hard_bytes"`
 	SoftBytes *float64 `json:"soft_bytes"`
 	CPUs      *float64 `json:"cpus"`
-	// Kubernetes is what the kubelet would report for the pod of this group (the working set); nil: the kubelet reads
-	// another group.
+	// Kubernetes is the working set that the kubelet would report for the pod of this group, in bytes; nil: the kubelet
+	// reads another group.
 	Kubernetes *float64 `json:"kubernetes_bytes,omitempty"`
 
 	Components []PlacedComponent `json:"components,omitempty"`

@@ -9,7 +9,7 @@ const (
 	StacksFile = "stacks.html"
 )
 
-// MaxFunctions is how many functions a trial's record lists at most. Typical trials have some hundreds.
+// MaxFunctions limits the functions that a trial's record lists. Typical trials have some hundreds.
 const MaxFunctions = 1000
 
 // Profile shows in which functions the trial's groups spent their CPU time during the window. The groups' counters give
@@ -31,7 +31,7 @@ type Profile struct {
 	Lacks     []string       `json:"lacks,omitempty"` // what the profile does not show
 }
 
-// FunctionTime is what one function used in one part of a trial.
+// FunctionTime is the CPU time that one function used in one part of a trial.
 type FunctionTime struct {
 	Part string `json:"part"` // of the trial: "the application web", "the load clients", "the subject's agent"
 	profile.Function

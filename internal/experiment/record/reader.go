@@ -248,7 +248,7 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 }
 
 // owns refuses a trial that the run did not make: one of another run, one that is not in the plan, a duplicate, or one
-// whose previous attempt is missing. The argument before is how many attempts at the trial have been read.
+// whose previous attempt is missing. The argument before is the number of attempts at the trial that have been read.
 func (r *Run) owns(t *Trial, before int) error {
 	planned := len(r.Plan) == 0 // as in records that tests make
 	if !planned && t.Index >= 0 && t.Index < len(r.Plan) {

@@ -88,10 +88,10 @@ type Run struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// Phrase is how the levels of one factor read in a sentence: "with 64 connections".
+// Phrase holds the words with which sentences state the levels of one factor: "with 64 connections".
 type Phrase struct {
 	Factor string            `json:"factor"`
-	Words  map[string]string `json:"words"` // by level; the words of "" are for any other level, which replaces {}
+	Words  map[string]string `json:"words"` // by level; those of "" are for all other levels, and {} stands for the level
 }
 
 // Of returns the phrase of one level, or "".
@@ -102,7 +102,7 @@ func (p Phrase) Of(level string) string {
 	return strings.Replace(p.Words[""], "{}", level, 1)
 }
 
-// Precision is how narrow the intervals of some metrics must be for a run to end.
+// Precision says how narrow the intervals of some metrics must be for a run to end.
 type Precision struct {
 	Target  float64  `json:"target"` // half-width, as a fraction of the value; for a difference, of the baseline's value
 	Metrics []string `json:"metrics"`
@@ -196,7 +196,7 @@ type Trial struct {
 	// Ledger is the ledger of the measured window; nil if the trial failed before the window.
 	Ledger  *ledger.Ledger            `json:"ledger"`
 	Further map[string]*ledger.Ledger `json:"further,omitempty"` // further readings, by name: before, after
-	// Warnings holds those that were raised while there was no ledger; the ledger has all others. See Warned.
+	// Warnings holds the warnings that were raised while there was no ledger; the ledger has all others. See Warned.
 	Warnings []ledger.Warning `json:"warnings,omitempty"`
 	Subject  json.RawMessage  `json:"subject,omitempty"` // ready message of the subject
 	// Evidence holds what only a guest knows of the trial, by the guest's name.
@@ -232,8 +232,8 @@ type Events struct {
 	Failed    int64 `json:"failed"`    // by the load: execs that failed
 	*KernelCount
 	Scope string `json:"scope,omitempty"` // which events the tracer delivers: those of the group or of the machine
-	// Expected is how many events the tracer should deliver: Counted, and Elsewhere too if its scope is the machine. In
-	// pods it is Generated.
+	// Expected is the number of events that the tracer should deliver: Counted, plus Elsewhere if its scope is the
+	// machine. In pods it is Generated.
 	Expected *int64 `json:"expected,omitempty"`
 	// AtMost is the most that the tracer can have delivered. It can exceed Expected if the scope is the machine, because
 	// other programs exec while the counts are read.
@@ -250,7 +250,8 @@ type KernelCount struct {
 	Counted int64 `json:"counted"` // in the load's control group, since the offset was read
 	// Elsewhere is the count outside that group, since the offset was read and until the tracer was asked to end.
 	Elsewhere int64 `json:"elsewhere"`
-	// Missed is how many runs the kernel's counter missed (recursion); a trial with any is invalid.
+	// Missed is the number of times that the eBPF program that counts was not run, because of recursion. A trial with any
+	// is invalid.
 	Missed int64 `json:"missed"`
 }
 
@@ -293,8 +294,8 @@ func MergeEvents(all []*Events) *Events {
 	return &sum
 }
 
-// Count is how many samples of a total were in some part of it. A single trial may have too few samples to be useful,
-// while all trials together have enough.
+// Count is a fraction of samples: of all samples Of, the number In were in some part. A single trial may have too few
+// samples to be useful, while all trials together have enough.
 type Count struct {
 	In int `json:"in"`
 	Of int `json:"of"`

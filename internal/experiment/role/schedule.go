@@ -27,8 +27,8 @@ func (s Schedule) Window() (begin, end int64, err error) {
 	return begin, begin + s.Duration, nil
 }
 
-// CPUTime returns this process's CPU time in the window, in seconds: the window's proportional share of the CPU time
-// that the function run used, warm-up included.
+// CPUTime calls run and estimates this process's CPU time in the window, in seconds: the window's proportional share of
+// the CPU time that the process used during the call, which includes the warm-up.
 func (s Schedule) CPUTime(run func() error) (float64, error) {
 	before, err := pace.CPUTime()
 	if err != nil {

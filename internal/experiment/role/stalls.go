@@ -28,7 +28,7 @@ type Wants struct {
 	// sandbox with its own kernel. 0: it is the parent's.
 	Clock int64 `json:"clock_ns,omitempty"`
 
-	ahead int64 // how far the parent's clock is ahead of it, ns
+	ahead int64 // the parent's clock minus the process's, ns
 }
 
 // apart is the smallest difference between two readings, in ns, that shows that they are from different clocks. A

@@ -52,8 +52,9 @@ func cannotRun(sec kind.Section, name string, missing error) error {
 	return fault.Wrap(missing, fault.Machine, sec.Path(name), hint, "this machine cannot run the %s", what)
 }
 
-// dropIdleFactors removes factors that no longer set anything, and from cases what they set of parts that are gone.
-// The factors would repeat every trial, and the resolved spec would be refused when it is read again.
+// dropIdleFactors removes factors that no longer set anything, because they would repeat every trial. From the cases of
+// the other factors it removes the settings of parts that are gone, because with these the resolved spec would be
+// refused when it is read again. It also removes both from Quick.
 func (s *Spec) dropIdleFactors() {
 	for i := range s.Factors {
 		f := &s.Factors[i]

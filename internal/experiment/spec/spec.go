@@ -46,7 +46,7 @@ type Spec struct {
 	places map[string]string // of the parts in the file, by path: file:line:column
 }
 
-// Precision is how narrow intervals must be for a run to end.
+// Precision says how narrow intervals must be for a run to end.
 type Precision struct {
 	Target  float64  // half-width as a fraction of the value; for a difference, of the baseline's value
 	Metrics []string // the metrics whose intervals must be this narrow; if empty, see Spec.PreciseMetrics

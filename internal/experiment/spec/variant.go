@@ -10,7 +10,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// variants returns what an arm sets, by path. The error continues a sentence that begins with the path of the arm.
+// variants returns the values of the settings that an arm changes, by path, or nil if the arm is not a variant. The
+// error continues a sentence that begins with the path of the arm.
 func (s *Spec) variants(arm string) (map[string]string, error) {
 	p := s.Arms[arm]
 	if p == nil {

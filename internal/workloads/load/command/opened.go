@@ -30,7 +30,7 @@ func readAt(ctx context.Context, from, to int64) (edges [2]edge) {
 }
 
 // opened returns the number of connections that were opened between two readings, and the seconds between the readings.
-// It returns nil if one of the readings failed.
+// It returns nil if one of the readings failed, or if the counter decreased.
 func opened(edges [2]edge) (*uint64, float64) {
 	if edges[0].err != nil || edges[1].err != nil || edges[1].opened < edges[0].opened {
 		return nil, 0

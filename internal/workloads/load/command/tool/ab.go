@@ -33,8 +33,8 @@ var (
 
 // parseAb parses the text of ab.
 func parseAb(output string, r *Reading) error {
-	// All failed requests; those of the kinds connect, receive, length and exceptions; answers other than 2xx; write
-	// errors.
+	// kinds counts, in this order: all failed requests; those of the kinds connect, receive, length and exceptions;
+	// answers other than 2xx; and write errors.
 	kinds := make([]int64, 7)
 	whole := false
 	for line := range strings.Lines(output) {
