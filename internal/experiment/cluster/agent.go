@@ -56,8 +56,8 @@ const (
 	joinPause   = 200 * time.Millisecond // between two attempts to join, at first
 	joinPauseTo = 2 * time.Second
 	dialTimeout = 5 * time.Second
-	// maxLead is how far ahead a start time can be announced; the coordinator needs 2 ms for each node. maxQuiet is
-	// longer than any trial's warm-up and window.
+	// maxLead bounds the time from the announcement of a start until that start; the coordinator needs 2 ms for each node.
+	// maxQuiet is longer than any trial's warm-up and window.
 	maxLead  = time.Minute
 	maxQuiet = 2 * time.Hour
 )

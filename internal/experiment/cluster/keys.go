@@ -54,8 +54,8 @@ type Authority struct {
 	pem         []byte
 }
 
-// clockSkew is how far a node's clock may be behind the authority's without the node rejecting a new certificate as not
-// yet valid.
+// New certificates are valid from clockSkew ago, so that nodes whose clocks are behind the authority's do not reject
+// them as not yet valid.
 const clockSkew = time.Hour
 
 // NewAuthority makes an authority, which expires after life together with all certificates that it issues.

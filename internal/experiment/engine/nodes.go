@@ -76,8 +76,8 @@ const (
 	leastEdge   = 20 * time.Millisecond
 )
 
-// maxFailedNamed is how many failed nodes are named if a trial failed at all nodes. It is more than one, because nodes
-// may fail for different reasons.
+// maxFailedNamed limits the failed nodes that an error names if a trial failed at all nodes. It is more than one,
+// because nodes may fail for different reasons.
 const maxFailedNamed = 3
 
 // nodesTrial is a trial on nodes, as the coordinator runs it.

@@ -33,7 +33,7 @@ func Plan(s *spec.Spec, seed uint64) []record.PlannedTrial {
 // typicalOverhead is the time of a trial besides warm-up and window, for starting and stopping processes.
 const typicalOverhead = 200 * time.Millisecond
 
-// mostLevelsTimed is how many levels an estimate examines. If there are more, it takes a random sample.
+// mostLevelsTimed limits the levels that an estimate examines. If there are more, it takes a random sample.
 const mostLevelsTimed = 256
 
 // Estimate estimates how long the whole plan will take, before any trial has been timed.
@@ -64,7 +64,7 @@ func (r *Runner) Estimate() time.Duration {
 
 func trialsOf(s *spec.Spec) int { return s.Blocks * len(s.Levels()) * len(s.AllArms()) }
 
-// eachNode is how much longer a trial takes for each node, as measured on the machine on which Tare is developed.
+// eachNode is the extra time that a trial takes for each node, as measured on the machine on which Tare is developed.
 const eachNode = 60 * time.Millisecond
 
 // extra returns how much longer than usual a trial of this arm takes. Copies of a part add nothing, because they start

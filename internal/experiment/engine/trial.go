@@ -34,7 +34,7 @@ import (
 // startLead is the time between the start message and the first request, in which the loads receive the message.
 const startLead = 50 * time.Millisecond
 
-// ResultTimeout is how long after the end of its drain a load may take to send its result.
+// ResultTimeout limits the time from the end of a load's drain until its result arrives.
 const ResultTimeout = 30 * time.Second
 
 // trial is one trial under way: one arm at one level, with fresh processes. This file is its life from top to bottom:

@@ -34,8 +34,9 @@ type About struct {
 	Summary  string // one line, for lists
 	Settings []param.Setting
 
-	// Protocol is what an application serves and a load speaks. A load connects to applications of the same protocol, or
-	// of AnyProtocol. An application without a protocol serves no load, and a load without one connects to none.
+	// Protocol names the protocol that an application serves or a load speaks. A load connects to applications of the same
+	// protocol, or of AnyProtocol. An application without a protocol serves no load, and a load without one connects to
+	// none.
 	Protocol string
 
 	// Label is the setting that distinguishes subjects of one kind in reports. Empty: they are shown by Name.
@@ -72,8 +73,8 @@ type About struct {
 	// of its process may differ from this machine's; the process then sends it in role.Wants.
 	RunsInside Holds
 
-	// Rate is how many requests or events with a latency it makes per second. 0: unknown before it runs. Nil: it is never
-	// known.
+	// Rate returns the number of requests, or of events with a latency, that it makes per second; 0 if that is unknown
+	// before it runs. Nil: it is never known.
 	Rate func(param.Values) float64
 
 	Saturates Holds // it runs as fast as it can, so its use of the machine is a result
@@ -101,13 +102,13 @@ type About struct {
 
 	// All guests
 
-	// ReadyWithin is how long an application or a load may take to be ready, if that is longer than usual.
+	// ReadyWithin returns the time that an application or a load may take to be ready, if that is longer than usual.
 	ReadyWithin Takes
 
 	Tail Takes // the longest time that a subject takes after the window
 
-	// TakesLonger is how much longer than usual a trial with the guest takes, because it starts slowly, settles before
-	// the window, or finishes something after it. It was measured on the machine on which Tare is developed (go run
+	// TakesLonger returns the extra time of a trial with the guest, because it starts slowly, settles before the window,
+	// or finishes something after it. It was measured on the machine on which Tare is developed (go run
 	// ./test/bench/estimates -v). Estimates of the length of a run include it.
 	TakesLonger Takes
 

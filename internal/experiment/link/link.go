@@ -144,7 +144,7 @@ var (
 	linkNetCount = 1 << (linkNetBits - 15) // such networks in the range
 )
 
-// MostPairs is how many pairs a network has addresses for: each takes a /30.
+// MostPairs is the number of pairs for which a network has addresses. Each pair takes a /30.
 const MostPairs = 64
 
 // FreeNet finds a network that overlaps no address or route of this machine and has room for MostPairs pairs. The

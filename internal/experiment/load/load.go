@@ -35,9 +35,9 @@ type Slice struct {
 	P50  float64 `json:"latency_p50_seconds"` // their median latency, to 1 %; 0 if there are none
 }
 
-// Result is what a load generator measured between the two edges of its schedule (role.Schedule). Requests count by
-// their intended start: one that was intended inside the window counts, whenever it ended. Finished and Rate count by
-// the end of requests instead, because the CPU time of the window was spent on those.
+// Result holds the measurements of a load generator between the two edges of its schedule (role.Schedule). Requests
+// count by their intended start: one that was intended inside the window counts, whenever it ended. Finished and Rate
+// count by the end of requests instead, because the CPU time of the window was spent on those.
 type Result struct {
 	Generator string `json:"generator"` // http, exec, ...
 	Mode      string `json:"mode"`      // open (absolute schedule), closed (as fast as answers come) or outside
@@ -55,7 +55,7 @@ type Result struct {
 	MaxConnections int     `json:"max_connections"` // the most that were open at once
 	Opened         int64   `json:"opened"`          // connections made in the window
 
-	// MeanConnections is how many connections were open on average, over the part of the window in which the generator had
+	// MeanConnections is the mean number of open connections over the part of the window in which the generator had
 	// something to do; 0 if it does not report that. Servers may close kept connections that are idle for long.
 	MeanConnections float64 `json:"mean_connections,omitempty"`
 

@@ -132,7 +132,7 @@ func TellsOf(level, arm []*Running, histogram, quantile string, q, least, limit 
 	}
 	switch {
 	case float64(silent) > limit*float64(len(arm)):
-		return false, fmt.Sprintf("%d of %d trials cannot tell it, such as one in which %s", silent, len(arm), why)
+		return false, fmt.Sprintf("%d of %d trials do not support it, such as one in which %s", silent, len(arm), why)
 	case lost > mostLost(q):
 		return false, fmt.Sprintf("about %.2g %% of the requests wait in queues that outlast the machine's quiet times",
 			100*lost)

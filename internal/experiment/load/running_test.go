@@ -67,7 +67,7 @@ func TestTellsOf(t *testing.T) {
 		"few bursts in all":     {[]*Running{rare, rare}, []*Running{rare}, "come in 1.0 bursts"},
 		"few bursts in one arm": {[]*Running{rare, good, good}, []*Running{rare}, ""},
 		"much is lost":          {[]*Running{lossy, lossy, good}, []*Running{good}, "about 0.53 % of the requests"},
-		"half are silent":       {[]*Running{good, silent}, []*Running{good, silent}, "1 of 2 trials cannot tell it"},
+		"half are silent":       {[]*Running{good, silent}, []*Running{good, silent}, "1 of 2 trials do not support it"},
 		"others are silent":     {[]*Running{good, silent}, []*Running{good}, ""},
 		"before bursts were":    {[]*Running{old}, []*Running{old}, ""},
 	} {

@@ -41,8 +41,8 @@ func Record(h *hdrhistogram.Histogram, ns int64) {
 	_ = h.RecordValue(min(max(ns, 0), Longest)) // in range, so there is no error
 }
 
-// Began counts a request of the window that was sent. ownLag is how late the generator itself was; it is negative in a
-// closed loop, where nothing can be late.
+// Began counts a request of the window that was sent. ownLag is the delay that the generator itself caused; it is
+// negative in a closed loop, where nothing can be late. All times are in ns.
 func (t *Tally) Began(intended, sent, ownLag int64) {
 	t.Intended++
 	t.Sent++

@@ -107,7 +107,8 @@ type Finder struct {
 	Self   int // pid of the Tare process, which is never observed; 0: this process
 }
 
-// Existing is the control group that a Target names, or the process with its descendants. After Watch it must be closed.
+// Existing is the control group that a Target names, or the process with its descendants. A caller of Watch must close
+// it.
 type Existing struct {
 	Target Target
 	// Path is the identity of its control group, as in package cgroup. It is empty for a process that shares its group

@@ -50,7 +50,7 @@ func activeOpens(proc string) (uint64, error) {
 		}
 	}
 	if err == nil && counted.ActiveOpens == nil {
-		err = errors.New("the kernel does not tell")
+		err = errors.New("the kernel does not report it")
 	}
 	if err != nil {
 		return 0, fmt.Errorf("reading how many connections were opened: %w", err)

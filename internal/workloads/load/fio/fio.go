@@ -172,7 +172,7 @@ func (guest) Metrics() []measured.Metric {
 	}, {
 		Definition: metric.Definition{
 			Name: sizeCount, Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Needs: measured.NeedNothing,
-			How: "Size of the file of loads of kind `fio`, after what the machine bears.",
+			How: "Size of the file of loads of kind `fio`, as limited by the machine's disk and memory.",
 		},
 		Value: func(m *measured.Measured) (float64, bool) {
 			for _, r := range m.Loads {

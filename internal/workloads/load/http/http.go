@@ -469,7 +469,7 @@ func (w *worker) openAll(ctx context.Context) (all bool, err error) {
 // startServer is the hint in an error about a connection that could not be made.
 const startServer = "start the server, or correct the URL"
 
-// patience is how long a server may take to accept a connection before the start, in ns.
+// patience limits the time that a server may take to accept a connection before the start, in ns.
 const patience = 5e9
 
 // establish opens the slot's connection and waits until it is established.
@@ -600,8 +600,9 @@ func (g *Generator) logged(s role.Schedule) int {
 	return int(most)
 }
 
-// tellApart adds to a result the measurements that stalls of the machine did not affect, if stalls are reported.
-func (g *Generator) tellApart(r *load.Result, stalls *role.Stalls) error {
+// classify adds to a result the measurements of requests that stalls of the machine did not affect, if the workers
+// logged their requests.
+func (g *Generator) classify(r *load.Result, stalls *role.Stalls) error {
 	logs := lists.Map(g.workers, func(w *worker) *running.Log { return w.log })
 	return running.Classify(r, logs, stalls, g.workers[0].warm, g.workers[0].end)
 }
@@ -645,5 +646,5 @@ func Run(ctx context.Context, o Options, conn *role.Conn) error {
 		return err
 	}
 	defer g.Close()
-	return role.WorkThenStalls(ctx, conn, g.Ready(), g.Run, g.tellApart)
+	return role.WorkThenStalls(ctx, conn, g.Ready(), g.Run, g.classify)
 }

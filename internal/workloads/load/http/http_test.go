@@ -859,7 +859,7 @@ func TestStallsAreToldApart(t *testing.T) {
 	for at := begin; at < stalls.To; at += every {
 		stalls.Spans = append(stalls.Spans, [2]int64{at - 1e6, at + length + 1e6})
 	}
-	if err := g.tellApart(r, stalls); err != nil {
+	if err := g.classify(r, stalls); err != nil {
 		t.Fatal(err)
 	}
 	run := r.Running
@@ -900,7 +900,7 @@ func TestNobodySaysStalls(t *testing.T) {
 	}
 	defer g.Close()
 	r := runAt(t, g, pace.Now()+10e6, 0, 200*time.Millisecond)
-	if err := g.tellApart(r, nil); err != nil || r.Running != nil {
+	if err := g.classify(r, nil); err != nil || r.Running != nil {
 		t.Errorf("%v: %+v", err, r.Running)
 	}
 }

@@ -23,10 +23,10 @@ const (
 	supposedStreams  = 100   // concurrent streams until the server sets a limit: the lowest limit that RFC 9113 recommends
 	lastStreamID     = 1<<31 - 1
 
-	maxFragments = 64       // frames of one header block; maxHead bounds its bytes
-	maxIdle      = 10_000   // consecutive frames that advance no request
-	maxReplies   = 64 << 10 // bytes of replies to SETTINGS and PING that wait because the server does not read them
-	maxBuffered  = 256 << 10
+	maxFragments = 64        // frames of one header block; maxHead bounds its bytes
+	maxIdle      = 10_000    // consecutive frames that advance no request
+	maxReplies   = 64 << 10  // bytes of replies to SETTINGS and PING that wait because the server does not read them
+	maxBuffered  = 256 << 10 // bytes of output that wait to be written; beyond this, no more of the bodies is added
 )
 
 // sessionError is an HTTP/2 protocol violation by the server. It ends the connection.

@@ -206,7 +206,7 @@ const (
 	receiving
 )
 
-// held is the number of connections that were open, over the time for which it was observed.
+// held integrates the number of open connections over time, for their mean.
 type held struct {
 	open        int     // connections that were open at the last observation
 	from, to    int64   // the observed time, ns by pace.Now; 0 before the first observation
@@ -703,8 +703,8 @@ func (w *worker) finish(i int32, now int64, kind failure) {
 	}
 }
 
-// restAfterError is how long a slot pauses after a failed request in closed loop, in ns. Without the pause, requests to
-// a dead server would fail as fast as the CPU allows.
+// restAfterError is the pause of a slot after a failed request in closed loop, in ns. Without the pause, requests to a
+// dead server would fail as fast as the CPU allows.
 const restAfterError = 10e6
 
 // tally counts a request that has ended. Failures count if the request belongs to the measured window.

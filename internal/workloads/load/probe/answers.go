@@ -20,8 +20,9 @@ type prose struct{ analysis.Prose }
 // terminal still gets an answer, and health checks, which allow a second or more, still pass.
 const usableDelay = 1.0
 
-// stressAnswers returns what heavy programs do to the machine at each level, and before that, whether the machine stays
-// usable. The longest waits are maxima over all trials, because "at most" with a median would promise too much.
+// stressAnswers returns one answer for each arm and level, about the effect of heavy programs on the machine, and
+// before these an answer that says whether the machine stays usable. The longest waits are maxima over all trials,
+// because "at most" with a median would promise too much.
 func stressAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	if !t.SubjectHas("bpf_cpu_share") {
 		return nil
@@ -50,7 +51,7 @@ func stressAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	without := longestWait(t, record.Direct, record.AA)
 	switch {
 	case longest > usableDelay && without > usableDelay/2:
-		verdict = fmt.Sprintf("Whether the machine stays usable cannot be told, for without the programs a task waited "+
+		verdict = fmt.Sprintf("Whether the machine stays usable is unknown, because without the programs a task waited "+
 			"up to %s too",
 			quantity.Value(without, quantity.Seconds))
 	case longest > usableDelay:

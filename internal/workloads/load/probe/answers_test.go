@@ -17,7 +17,7 @@ func TestStressAnswers(t *testing.T) {
 		{"usable", 0.004, 0.09, "The machine stays usable, in this sense: a task that wanted a CPU",
 			"waited 95.0 ms at the longest at steps 8388608, and up to"},
 		{"not usable", 0.004, 1.5, "The machine does not stay usable", "waited 1.50 s at the longest"},
-		{"not to be told", 0.8, 1.5, "Whether the machine stays usable cannot be told, for without the programs a task " +
+		{"unknown", 0.8, 1.5, "Whether the machine stays usable is unknown, because without the programs a task " +
 			"waited up to 805 ms too", "waited 1.50 s"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -199,8 +199,9 @@ func (l *Load) next(rested int64) (at int64, ok bool) {
 	return at, true
 }
 
-// tellApart adds to a result the measurements that stalls of the machine did not affect, if stalls are reported.
-func (l *Load) tellApart(r *load.Result, stalls *role.Stalls) error {
+// classify adds to a result the measurements of writes that stalls of the machine did not affect, if the workers logged
+// their writes.
+func (l *Load) classify(r *load.Result, stalls *role.Stalls) error {
 	logs := lists.Map(l.workers, func(w *worker) *running.Log { return w.log })
 	return running.Classify(r, logs, stalls, l.warm, l.end)
 }
@@ -236,5 +237,5 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	return role.WorkThenStalls(ctx, conn, l.Ready(), l.Run, l.tellApart)
+	return role.WorkThenStalls(ctx, conn, l.Ready(), l.Run, l.classify)
 }

@@ -188,7 +188,7 @@ func tail(o param.Values) time.Duration {
 // FindsProcesses implements Finder.
 func (Guest) FindsProcesses() {}
 
-// Speaks implements measured.Speaker: the metrics to report are what a command itself uses.
+// Speaks implements measured.Speaker. An answer about a command mentions the CPU time that the command itself uses.
 func (Guest) Speaks(*kind.Setup) []string {
 	return []string{"subject_cpus", "subject_bpf_cpus"}
 }

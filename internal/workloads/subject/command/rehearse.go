@@ -30,7 +30,8 @@ const (
 
 // Rehearsal is the result of starting a command once by itself.
 type Rehearsal struct {
-	// ReadyAfter is how long the command's start-up takes. It is 0 if the user said when the command is ready.
+	// ReadyAfter is the duration of the command's start-up, plus a margin. If Settled is false, it is only a default. It
+	// is 0 if the user said when the command is ready.
 	ReadyAfter time.Duration
 	// Settled is false if the command's CPU time never became steady while it was watched.
 	Settled bool

@@ -26,7 +26,8 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Evidence is what Tare finds of a command after the window has closed, before it stops the command.
+// Evidence describes a command's processes, memory and eBPF objects, as Tare finds them after the window has closed and
+// before it stops the command.
 type Evidence struct {
 	process.Found
 	Observed string `json:"observed,omitempty"` // the observed program, as named in the spec
@@ -43,8 +44,8 @@ func (e *Evidence) Resident() (now, peak uint64) { return e.RSS, e.RSSPeak }
 // GroupPeak implements Resident.
 func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeakBytes }
 
-// tell adds the evidence to the trial's record.
-func (e *Evidence) tell(t kind.Trial) error {
+// addTo adds the evidence to the trial's record.
+func (e *Evidence) addTo(t kind.Trial) error {
 	raw, err := json.Marshal(e)
 	if err != nil {
 		return fmt.Errorf("encoding what was found of %s: %w", t.Arm(), err)
@@ -272,7 +273,7 @@ func (s *started) After(context.Context) error {
 	for _, f := range s.files {
 		s.found.Files[f.Name] = f.Sum
 	}
-	return s.found.tell(s.trial)
+	return s.found.addTo(s.trial)
 }
 
 // Evidence returns what was found, or nil if After did not get that far.
@@ -355,7 +356,7 @@ func (o *observed) After(context.Context) error {
 		o.trial.Warn(measured.WarnUnseen, "%s", why)
 	}
 	o.found = &Evidence{Found: found, Observed: o.existing.Target.String()}
-	return o.found.tell(o.trial)
+	return o.found.addTo(o.trial)
 }
 
 // Evidence returns what was found, or nil if After did not get that far.
