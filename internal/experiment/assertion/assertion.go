@@ -206,7 +206,7 @@ func namesOf(known map[string]float64) string {
 	return strings.Join(names, ", ")
 }
 
-// String returns the assertion in canonical form, which Parse reads as the same assertion.
+// String returns the assertion in canonical form. Parse reads that form as the same assertion.
 func (a Assertion) String() string { return a.of() + " " + string(a.Op) + " " + a.written }
 
 // of returns the metric, with the arm, component and level in braces.

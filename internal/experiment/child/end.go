@@ -26,7 +26,8 @@ func Kill(pid int, ours func() bool) error {
 	return err
 }
 
-// EndAll kills those of the processes for which meant returns true, and waits up to atMost until they have ended.
+// EndAll kills the processes for which meant returns true, and waits until they have ended, but no longer than atMost.
+// A process that has not ended by then is an error with the code fault.Machine.
 func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
 	for _, pid := range pids {
 		if err := Kill(pid, func() bool { return meant(pid) }); err != nil {

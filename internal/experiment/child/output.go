@@ -104,7 +104,7 @@ func (o *Output) end(linger time.Duration) {
 	o.looked.Wait()
 }
 
-// Read reads what is in the pipes now. It returns false when both have ended.
+// Read reads the output that is in the pipes now, and passes it to Take. It returns false when both streams have ended.
 func (o *Output) Read() bool {
 	_, open := o.read()
 	return open

@@ -138,7 +138,8 @@ func (c *Coordinator) Nodes() []Hello {
 	return hellos(c.nodes)
 }
 
-// hellos returns the hellos of the nodes that are present, without those whose stream is about to end.
+// hellos returns the hellos of the nodes that are present, in order of name. A node whose stream is about to end does
+// not count as present.
 func hellos(nodes map[string]*node) (there []Hello) {
 	for _, n := range lists.ByKey(nodes) {
 		if !n.isGone() {

@@ -246,9 +246,9 @@ const (
 	keysLife        = 365 * 24 * time.Hour
 )
 
-// MakeKeys writes into dir the credentials of an authority and of the coordinator, unless they exist, and those of the
-// nodes. It never overwrites: if a node has a certificate, that is an error with the code fault.Usage, and nothing is
-// written. It returns the names of the files that it wrote.
+// MakeKeys writes into dir the credentials of the given nodes and, unless they exist, of an authority and of the
+// coordinator. It never overwrites: if a node has a certificate, that is an error with the code fault.Usage, and
+// nothing is written. It returns the names of the files that it wrote.
 //
 // A key is written before its certificate, and each file completely or not at all, so a key and its certificate always
 // match. If MakeKeys is interrupted between the two, the next call makes the missing certificate.
@@ -277,8 +277,8 @@ func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
 	return k.wrote, err
 }
 
-// RenewKeys makes new certificates for the existing keys in a directory that MakeKeys has filled: those of the
-// authority, the coordinator and all nodes. They are valid for as long as those of MakeKeys. It returns the names of
+// RenewKeys makes new certificates for the existing keys in a directory that MakeKeys has filled: for the authority,
+// the coordinator and all nodes. The new certificates are valid for a year, as after MakeKeys. It returns the names of
 // the files that it wrote.
 func RenewKeys(dir string) (wrote []string, err error) {
 	k, err := openKeys(dir)

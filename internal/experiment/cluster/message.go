@@ -55,7 +55,7 @@ type Hello struct {
 type Job struct {
 	ID    uint64          `json:"id"` // counts the trials of this coordinator, from 1
 	Share Share           `json:"share"`
-	Data  json.RawMessage `json:"data"` // what to run, in package engine's format
+	Data  json.RawMessage `json:"data"` // the spec and the planned trial, in package engine's format
 }
 
 // Share limits the control groups of a trial on a node's machine.

@@ -23,7 +23,7 @@ import (
 
 // Home is a control group in which processes must be.
 type Home struct {
-	Path string // its identity, as in package cgroup
+	Path string // the group's identity, as in package cgroup
 	// Dir is its directory in the hierarchy that counts CPU time. Empty: processes may move between groups within the
 	// home, so their clocks cannot be compared with a counter.
 	Dir string
@@ -165,7 +165,7 @@ func (w *Watch) End() ([]Stray, error) {
 		return nil, err
 	}
 	for _, s := range w.left() {
-		// The CPU time that the group s.Left did not count is part of what s used.
+		// The CPU time that the group s.Left did not count is part of s.Used.
 		lacking = slices.DeleteFunc(lacking, func(o Stray) bool { return o.Group == s.Left })
 		if !slices.ContainsFunc(strays, func(o Stray) bool { return o.PID == s.PID }) {
 			strays = append(strays, s)

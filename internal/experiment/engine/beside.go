@@ -47,8 +47,8 @@ func (x *trial) warnOfBeside(before map[string]bool) {
 }
 
 // besides describes the topmost control groups of a ledger that used CPU time and did not exist before the trial. It
-// leaves out groups at and below the paths in own, and those of any run of tare. It returns at most three, those that
-// used the most first.
+// leaves out groups at and below the paths in own, and the groups of any run of tare. It returns at most three, in
+// descending order of CPU time.
 func besides(l *ledger.Ledger, before map[string]bool, own []string) (found []string) {
 	const named, little = 3, 0.001 // groups, and seconds of CPU time
 	var groups []ledger.Cgroup

@@ -91,7 +91,8 @@ func (x *trial) Begin(ctx context.Context, name string, dirs ...string) (child.S
 	}, nil
 }
 
-// starter returns a function that starts a process in a group, and in the network that the subject has for it, if any.
+// starter returns a function that starts a process in a group, and in the network namespace that the subject chooses
+// for the named part.
 func (x *trial) starter(g kind.Group, as kind.Role, name string) (child.Starter, error) {
 	network, err := x.network(as, name)
 	if err != nil {

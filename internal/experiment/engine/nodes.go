@@ -28,10 +28,10 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Trials on many machines: an agent at each node (NodeAgent) runs the whole trial, and all begin at the same time. The
-// coordinator makes the trial's record from those of the nodes: loads are merged, metrics cover all nodes together, and
-// Trial.Nodes has the record of each. A node whose trial failed is recorded and named, and left out of the metrics;
-// sums over nodes are then left out too, because they would be incomplete.
+// This file runs trials on many machines. An agent at each node (NodeAgent) runs the whole trial, and all begin at the
+// same time. The coordinator makes the trial's record from the records of the nodes: it merges the loads, the metrics
+// cover all nodes together, and Trial.Nodes has the record of each node. A node whose trial failed is recorded and
+// named, and left out of the metrics. Sums over nodes are then left out too, because they would be incomplete.
 
 // Nodes runs trials on nodes. Package internal/experiment/cluster implements it.
 type Nodes interface {
@@ -83,7 +83,7 @@ const maxFailedNamed = 3
 // nodesTrial is a trial on nodes, as the coordinator runs it.
 type nodesTrial struct {
 	machine Machine
-	level   *spec.Spec // at the trial's level, without copies: what nodes receive
+	level   *spec.Spec // the spec at the trial's level, without copies, which the nodes receive
 	spec    *spec.Spec // level as the trial's arm runs it
 	seed    uint64
 	late    time.Duration // how long after an edge of the window the coordinator's counters were read
@@ -213,7 +213,7 @@ func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, e
 	return data, nil
 }
 
-// window returns the ledger of the coordinator's machine for the same window as at the nodes. If each node is a
+// window returns the ledger of the coordinator's machine for the window that the nodes measure. If each node is a
 // separate machine, this ledger shows the coordinator's cost.
 func (x *nodesTrial) window(ctx context.Context, from int64) (l *ledger.Ledger, err error) {
 	if x.spec.EventLoad() != "" {
@@ -306,7 +306,8 @@ func decodeNodeRecord(text json.RawMessage) (r nodeRecord, err error) {
 	return r, nil
 }
 
-// makeRoom checks that a node's record fits into the trial's record together with those of other nodes.
+// makeRoom counts the bytes of a node's record, and returns an error if the record is too large, alone or together with
+// the records counted before.
 func (x *nodesTrial) makeRoom(t *record.Trial) error {
 	text, err := json.Marshal(t)
 	if err != nil {
@@ -358,7 +359,7 @@ type NodeAgent struct {
 	// Dir holds files that processes of a trial read, and the record of the last trial.
 	Dir      string
 	Features []string // the names that specs may use in "needs"
-	// Machine checks that this machine can run a spec, and returns what trials need of it.
+	// Machine checks that this machine can run a spec, and returns the Machine for its trial.
 	Machine func(s *spec.Spec) (Machine, error)
 	// Ready is called when a trial is set up, before the coordinator is notified; may be nil.
 	Ready func() error

@@ -14,7 +14,7 @@ import (
 	"tare/internal/lib/files"
 )
 
-// prepared is the directory with what guests have prepared for a run.
+// prepared holds the directory in which guests prepare files for a run.
 type prepared struct {
 	dir   *files.Scratch          // nil before prepare, or if nothing is to be prepared
 	parts map[string][]*kind.Part // of guests that prepare something, by the guest's subdirectory
@@ -23,10 +23,10 @@ type prepared struct {
 // guestDir returns the subdirectory of a guest.
 func guestDir(r kind.Role, guest string) string { return filepath.Join(string(r), guest) }
 
-// newPrepared returns a prepared without parts; addTrial adds those of trials.
+// newPrepared returns a prepared without parts. addTrial adds the parts of trials.
 func newPrepared() *prepared { return &prepared{parts: map[string][]*kind.Part{}} }
 
-// addTrial adds the parts of an arm's trials at a level, but only those whose guest is a Preparer.
+// addTrial adds the parts of an arm's trials at a level, except parts whose guest is not a Preparer.
 func (p *prepared) addTrial(level *spec.Spec, arm string) {
 	s := level.As(arm)
 	for _, part := range s.Applications {

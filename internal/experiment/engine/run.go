@@ -35,7 +35,7 @@ type Progress struct {
 	Attempt int                 // of Next, from 0
 	Left    time.Duration       // estimated time left; for an open plan with a deadline, an upper bound
 	Look    int                 // for an open plan, after how many blocks Enough is called next; 0: never
-	Why     string              // what was missing when Enough was last called
+	Why     string              // what was missing, as Enough last said
 	Note    string              // reported once: repeats of spoiled trials have been suspended, or resumed
 	Last    *record.Trial       // the trial that has just ended; nil before the first
 }
@@ -56,8 +56,9 @@ type Runner struct {
 	Writer   Recorder
 	Progress func(Progress)
 
-	// Enough reports whether the run knows enough to end, and in what sense ("precise"), or else what is missing. It is
-	// called after as many blocks as stats.NextLook returns, if the spec has a precision or assertions.
+	// Enough reports whether the trials so far are enough for the run to end. Its text says in what sense they are enough
+	// ("precise"), or else what is missing. It is called after as many blocks as stats.NextLook returns, if the spec has a
+	// precision or assertions.
 	Enough func([]record.Trial) (bool, string)
 
 	// Place, if not nil, runs the trials, and Machine need not be set. If nil, they run on Machine.
@@ -196,7 +197,7 @@ func (r *Runner) extend() (bool, error) {
 // deadline returns the time until which an open plan may be extended.
 func (r *Runner) deadline() time.Time { return r.began.Add(r.Spec.Until) }
 
-// together returns the number of trials at the beginning of a plan that are of the same block and level.
+// together returns the number of trials at the beginning of a plan that belong to one block and level.
 func together(plan []record.PlannedTrial) int {
 	n := 1
 	for n < len(plan) && plan[n].Block == plan[0].Block && maps.Equal(plan[n].Factors, plan[0].Factors) {
@@ -205,8 +206,8 @@ func together(plan []record.PlannedTrial) int {
 	return n
 }
 
-// level runs the trials of one level in one block, and repeats those that were spoiled. Further attempts keep the
-// random order of the first ones, and the arms of a level stay close together in time.
+// level runs the trials of one level in one block, and then repeats the spoiled ones. Further attempts keep the random
+// order of the first attempts, and the arms of a level stay close together in time.
 func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error {
 	lost := map[int][]string{} // metrics lost in the last attempt, by index of the trial
 	for attempt := 0; attempt < MostAttempts && len(planned) > 0; attempt++ {
@@ -390,8 +391,8 @@ func (r *Runner) estimate() time.Duration {
 }
 
 // arrivalSeed returns the seed of the arrivals in a trial. All arms of a block have the same arrivals at a level, so
-// their effect on latency cancels out of the differences. A further attempt has the same arrivals as well, because it
-// replaces the first in the same pairs.
+// their effect on latency cancels out of the differences. A further attempt at a trial has the same arrivals as the
+// first, because it takes the place of the first in the differences.
 func arrivalSeed(seed uint64, p record.PlannedTrial) uint64 {
 	h := fnv.New64a()
 	fmt.Fprint(h, seed, p.Block)

@@ -28,7 +28,7 @@ const mostNamed = 4
 
 // TooShort describes quantiles of latency for which the windows of a run have too few requests at the rates of its
 // loads, and recommends a sufficient duration for each. It considers the quantiles at the beginning of a report, and
-// those that are asserted or decide when the run ends. It ignores levels with an unknown rate.
+// quantiles that are asserted or decide when the run ends. It ignores levels with an unknown rate.
 func TooShort(s *spec.Spec) (all []string) {
 	for _, d := range quantiles(s) {
 		need := stats.MinBeyond(d.Quantile) / (1 - d.Quantile)

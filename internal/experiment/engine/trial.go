@@ -48,7 +48,7 @@ type trial struct {
 	attempt  int
 	dir      string                               // a temporary directory, for files that processes read
 	seed     uint64                               // of the loads' arrivals
-	prepared *prepared                            // what guests prepared for the run; nil: nothing
+	prepared *prepared                            // the files that guests prepared for the run; nil: none
 	barrier  func(context.Context) (int64, error) // called after setup; returns when loads begin, CLOCK_MONOTONIC ns
 	late     int64                                // ns from the loads' start until all had their schedule; 0: in time
 
@@ -61,11 +61,11 @@ type trial struct {
 	groups     map[string]*placement.Group   // by name in the tree
 	roles      map[string]measured.GroupRole // by path of the group
 	started    []*role.Child
-	apps       map[string]kind.App // those that serve loads
+	apps       map[string]kind.App // the applications that serve loads
 	loads      map[string]*role.Child
 	wants      map[string]role.Wants // of the loads
-	joined     map[string]any        // what Join of each application and load returned; nil if it does not join
-	own        any                   // what Join of the subject returned; nil if it does not join
+	joined     map[string]any        // the value that Join of each application and load returned; nil if it does not join
+	own        any                   // the value that Join of the subject returned; nil if it does not join
 	worker     *role.Child           // the subject's process that does measured work; nil if it does none
 	objects    *kind.Objects         // of the subject
 	pids       map[string][]int      // of the subject's processes at the end of the window, by component

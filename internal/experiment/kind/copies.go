@@ -12,7 +12,7 @@ import (
 // maxCopies bounds the count of a part: each copy is a process.
 const maxCopies = 256
 
-// CopySettings are settings that applications and loads have in addition to those of their kind.
+// CopySettings are settings that applications and loads have in addition to the settings of their kind.
 var CopySettings = []param.Setting{{Name: CountSetting, Type: param.TypeCount, Default: "1", Max: maxCopies,
 	Doc: "copies, each in its own control group, that divide rate, connections and limits evenly; 0, in a level of a " +
 		"factor or in an arm that is a variant: the part does not run"}}
@@ -48,8 +48,8 @@ func CopyName(name string, i, of int) string {
 	return name + "_" + strconv.Itoa(i)
 }
 
-// CheckCopies checks that each copy of a part gets enough of what the copies share, and that every copy of an
-// application gets load.
+// CheckCopies checks that each copy of a part gets a sufficient share of the options and limits that the copies divide,
+// and that every copy of an application gets load.
 func (s *Setup) CheckCopies(p *Part) error {
 	n := p.Count()
 	for _, k := range p.Settings() {

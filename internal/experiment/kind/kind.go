@@ -85,8 +85,8 @@ type About struct {
 	// subject, all arms report who uses the CPU time of a request, so that the subject's share can be added up.
 	InPath Holds
 
-	// Works reports whether it does measured work itself, between the same edges as loads, and sends a result as loads do
-	// (package role). WorksAlone is true if it does so without any load, whatever its options; if every arm has such a
+	// Works reports whether it does measured work itself, between the edges of the window, and sends a result as loads do
+	// (package role). WorksAlone is true if it works without any load, whatever its options. If every arm has such a
 	// subject, an experiment needs no loads.
 	Works      Holds
 	WorksAlone bool
@@ -96,8 +96,8 @@ type About struct {
 	// Trait returns a remark that accompanies the name of an arm with these options; nil or "": none.
 	Trait func(param.Values) string
 
-	// Lacks returns what it does not do although others in a setup do it, as the end of a sentence that begins with "is
-	// not the same service: "; nil or "": nothing.
+	// Lacks describes work that other subjects in a setup do and this one does not, as the end of a sentence that begins
+	// with "is not the same service: "; nil or "": there is none.
 	Lacks func(*Setup) string
 
 	// All guests

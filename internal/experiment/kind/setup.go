@@ -69,8 +69,8 @@ func (p *Part) Varies() bool {
 	return ok
 }
 
-// TakesLimits reports whether limits can apply to the part: whether Tare starts something for it. An arm that is a
-// variant runs the baseline's subject, and what is installed in a cluster runs already.
+// TakesLimits reports whether limits can apply to the part, because Tare starts a process for it. An arm that is a
+// variant runs the baseline's subject, and a subject that is installed in a cluster runs already.
 func (p *Part) TakesLimits() bool {
 	_, marked := p.Kind.(Marked)
 	return !marked && !p.Varies()
@@ -182,9 +182,9 @@ func (s *Setup) CheckSubjects(check func(*Part) error) error {
 	return nil
 }
 
-// CheckServes checks that every arm has a subject that is a T. It is for SetupCheckers of a load that connects to the
-// subject. In the error, needs says what a T does, such as "has a webhook", and lacks what the subject at fault does
-// not do, such as "has none".
+// CheckServes checks that every arm has a subject that implements T. It is for SetupCheckers of a load that connects to
+// the subject. The error contains the texts needs, which describes a T, such as "has a webhook", and lacks, which
+// describes the subject at fault, such as "has none".
 func CheckServes[T any](s *Setup, load, path, needs, lacks string) error {
 	if s.Baseline == nil {
 		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q", load,

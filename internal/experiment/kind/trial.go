@@ -109,8 +109,8 @@ type (
 		After(context.Context) error
 	}
 
-	// Evidence returns what only this guest knows of the trial, as a value that JSON can encode. The engine calls it for
-	// the subject and for loads, after After, and records the value under the guest's name.
+	// Evidence returns facts about the trial that only this guest knows, as a value that JSON can encode. The engine calls
+	// it for the subject and for loads, after After, and records the value under the guest's name.
 	Evidence interface {
 		Evidence() any
 	}
@@ -214,8 +214,8 @@ type Trial interface {
 	Observe(as Role, name, path string) error
 	// SubjectGroup returns a group of the subject: of a component, or with an empty name the subject's only group. limits
 	// are as in a spec, and the group is charged to the subject. The groups of components are inside a group with the
-	// limits of the subject's part, which therefore hold for all components together. A component without a pin inherits
-	// that of the subject's part.
+	// limits of the subject's part, so these limits hold for all components together. A component without a pin inherits
+	// the pin of the subject's part.
 	SubjectGroup(component string, limits param.Values) (Group, error)
 	// ServingGroup returns the group of a component of the subject that serves a single application, such as a
 	// container's shim or a sidecar. Its use is overhead of that application's workload. Such groups of one component are
@@ -251,7 +251,7 @@ type Process interface {
 	Failure(when string) error // why it ended, once it has; the argument follows "ended"
 }
 
-// Objects holds the eBPF programs and maps of a subject. The JSON form is that of ready messages.
+// Objects holds the eBPF programs and maps of a subject. Ready messages contain its JSON form.
 type Objects struct {
 	Version  string   `json:"version,omitempty"`
 	Programs []Object `json:"programs"`

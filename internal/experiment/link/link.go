@@ -1,5 +1,5 @@
 // Package link makes pairs of virtual network interfaces that reach into network namespaces, gives them unused
-// addresses, and removes those of runs that have ended.
+// addresses, and removes interfaces that ended runs have left behind.
 package link
 
 import (

@@ -22,8 +22,8 @@ type Running struct {
 	WatchedSeconds float64 `json:"watched_seconds"`  // the part of the window in which stalls were watched for
 	QuietSeconds   float64 `json:"quiet_seconds"`    // the part of WatchedSeconds without a stall
 
-	// Answered requests of the window, by what touched them. Unwatched are those whose history began before the watch or
-	// ended after it.
+	// Undisturbed and Disturbed count the answered requests of the window whose history no stall, or a stall, overlapped.
+	// Unwatched counts answered requests whose history began before the watch or ended after it.
 	Undisturbed int64 `json:"undisturbed"`
 	Disturbed   int64 `json:"disturbed"`
 	Unwatched   int64 `json:"unwatched"`
@@ -143,8 +143,8 @@ func TellsOf(level, arm []*Running, histogram, quantile string, q, least, limit 
 	return true, ""
 }
 
-// RunningOf merges the Running of the loads to which a *_running histogram applies: those with the same histogram of
-// all requests. It returns nil if one of these loads has no Running.
+// RunningOf merges the Running of the loads to which a *_running histogram applies: the loads that have the
+// corresponding histogram of all requests. It returns nil if one of these loads has no Running.
 func RunningOf(loads map[string]Result, histogram string) *Running {
 	var parts []*Running
 	for _, r := range loads {

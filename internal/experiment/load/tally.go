@@ -5,9 +5,9 @@ import "github.com/HdrHistogram/hdrhistogram-go"
 // Longest is the longest time that the histograms of a Tally distinguish, in ns; longer ones count as this.
 const Longest = 100e9
 
-// Tally counts the requests of one worker that were intended in the window and, in the field Finished, those that were
-// answered in it. Counting allocates nothing. Merge adds the counts of another worker, and Into puts the sum into a
-// result.
+// Tally counts the requests of one worker that were intended in the window. The field Finished counts the requests that
+// were answered in the window instead. Counting allocates nothing. Merge adds the counts of another worker, and Into
+// puts the sum into a result.
 type Tally struct {
 	Intended, Sent, Done, Late    int64
 	Finished                      int64

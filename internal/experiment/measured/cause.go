@@ -19,9 +19,9 @@ const (
 	// percentile; on a machine with two CPUs that is 1 % of the CPU time.
 	stolenPart = 0.01
 
-	// foreignPart is the same for tasks outside the trial. The scheduler divides a CPU among tasks in slices of a few ms,
-	// while the hypervisor takes it away for tens of ms, so other tasks need more time to do the same harm. For those
-	// that hold a CPU without a break, stolenPart applies.
+	// foreignPart is the smallest fraction of CPU time with which tasks outside the trial can trip a gate. The scheduler
+	// divides a CPU among tasks in slices of a few ms, while the hypervisor takes it away for tens of ms, so other tasks
+	// need more time to do the same harm. For tasks that hold a CPU without a break, stolenPart applies.
 	foreignPart = 0.05
 
 	// explains is the largest shortfall that the hypervisor and tasks outside the trial can explain, as a multiple of the
@@ -30,21 +30,21 @@ const (
 	explains = 4.0
 )
 
-// Disturbance holds what others took of the machine during a window, as fractions of its CPU time.
+// Disturbance describes the use of the machine by others during a window, as fractions of its CPU time.
 type Disturbance struct {
 	Stolen   float64  // by the hypervisor
 	Foreign  float64  // by tasks outside the trial's control groups, except this process
 	Occupied float64  // the part of Foreign in stretches in which a task held a CPU without a break
 	Culprits []string // names of the commands, or else the control groups, that used the most, in descending order
-	// Mixed reports that processes of the trial were outside its control groups: their CPU time is in Foreign, and
-	// cannot be separated from that of others.
+	// Mixed is true if processes of the trial were outside its control groups. Their CPU time is in Foreign, and cannot be
+	// separated from the CPU time of others.
 	Mixed bool
 }
 
 // maxCulprits is the largest length of Disturbance.Culprits.
 const maxCulprits = 3
 
-// DisturbanceOf returns what others took during a ledger's window, from the kernel's counters and, if stalls were
+// DisturbanceOf returns the disturbance during a ledger's window, from the kernel's counters and, if stalls were
 // watched for (Ledger.Noise), from the witness. self is the pid of this process. The trial's own groups are those at
 // and below trees, and observed ones. Without a ledger the result is zero.
 func DisturbanceOf(l *ledger.Ledger, self int, trees ...string) Disturbance {
@@ -107,8 +107,8 @@ func DisturbanceOf(l *ledger.Ledger, self int, trees ...string) Disturbance {
 	return d
 }
 
-// withoutBPF returns the CPU time of a group, in seconds, without that of eBPF programs, which have their own line in
-// the budget; 0 if it is unknown.
+// withoutBPF returns the CPU time of a group, in seconds, without the run time of eBPF programs, which have their own
+// line in the budget; 0 if it is unknown.
 func withoutBPF(g *ledger.Cgroup) float64 {
 	if g.CPUSeconds == nil {
 		return 0

@@ -8,7 +8,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// GroupRole is the role of a trial's group, and what its use is charged to.
+// GroupRole is the role of a trial's group, and the account to which its use is charged.
 type GroupRole struct {
 	Role kind.Role
 	ledger.Charged

@@ -24,7 +24,7 @@ type Trip struct {
 	record.Reason
 }
 
-// Tripped returns a trip of a gate: what was seen, what is allowed, and what to change.
+// Tripped returns a trip of a gate. The message says what was seen and what to change.
 func Tripped(g *Gate, seen, allowed float64, format string, args ...any) Trip {
 	return Trip{g, record.Reason{Gate: g.Name, Seen: seen, Allowed: allowed, Message: fmt.Sprintf(format, args...)}}
 }
@@ -70,14 +70,14 @@ func (m *Measured) Trips() []Trip {
 // least and at most. If Tare itself is delayed, the counters' rates describe another time than the load's.
 const minWindow, maxWindow = 0.5, 1.5
 
-// WindowCut reports whether the window of the counters is too short to describe the same time as that of the loads.
+// WindowCut reports whether the window of the counters is so short that it does not describe the window of the loads.
 func (m *Measured) WindowCut() bool {
 	return m.Ledger.Window.Seconds < minWindow*m.Setup.Duration.Seconds()
 }
 
 // window checks that the counters were read at the edges of the load's window.
 func (m *Measured) window() []Trip {
-	// Nodes that share a machine delay each other; their counts are right all the same.
+	// Nodes that share a machine delay each other, but their counts are still correct.
 	seen := m.Ledger.Window.Seconds / m.Setup.Duration.Seconds()
 	if !m.WindowCut() && seen <= maxWindow || m.Shared {
 		return nil
@@ -121,7 +121,7 @@ func (m *Measured) contained() (trips []Trip) {
 	return nil
 }
 
-// Outsiders names, for messages, those whose use is counted in none of the trial's control groups.
+// Outsiders names, for messages, the processes whose use is counted in none of the trial's control groups.
 func (m *Measured) Outsiders() string {
 	if stray(m.Ledger) != nil {
 		return "others, or processes of the trial that left its control groups,"
@@ -236,10 +236,10 @@ func (j *LoadJudge) work() {
 	}
 }
 
-// heldUp returns how many requests were late because the machine stalled near the end of the window: those that were
-// due since the last stall began, if the window ended during that stall or, while the queue drained, within the stall's
-// length after it. If such requests were not answered at all, other gates trip. A stall of more than half the window is
-// no excuse: throughput, and what is used per second, would be those of a machine that stood still.
+// heldUp returns the number of requests that were late because the machine stalled near the end of the window. These
+// are the requests that were due since the last stall began, if the window ended during that stall or, while the queue
+// drained, within the stall's length after it. If such requests were not answered at all, other gates trip. A stall of
+// more than half the window is no excuse: throughput and the use per second would describe a machine that stood still.
 func (j *LoadJudge) heldUp() int64 {
 	if len(j.stalls.Spans) == 0 {
 		return 0
@@ -355,9 +355,9 @@ func (j *LoadJudge) connections() {
 	}
 }
 
-// throttled checks that groups without a CPU limit in the spec were not throttled. It includes groups around the
-// trial, such as that of the container in which tare runs: they throttle the groups inside them, whose own counters do
-// not show it.
+// throttled checks that groups without a CPU limit in the spec were not throttled. It includes groups around the trial,
+// such as the group of the container in which tare runs: they throttle the groups inside them, and the counters of
+// these inner groups do not show it.
 func (m *Measured) throttled() []Trip {
 	var trips []Trip
 	for _, g := range m.Ledger.Cgroups {

@@ -102,7 +102,7 @@ type Measured struct {
 	Shared bool        // the trial's group has a CPU limit: the node's share of the machine
 
 	Subject  *kind.Objects  // nil for a baseline without a subject
-	Evidence map[string]any // what only a guest knows of the trial, by the guest's name
+	Evidence map[string]any // facts that only a guest knows (kind.Evidence), by the guest's name
 	// Start is the time in seconds from the start of the subject's process until it was ready; 0: it was running before.
 	Start float64
 
@@ -243,7 +243,7 @@ func orRunning(all []Metric) []Metric {
 	return all
 }
 
-// runningSuffix ends the name of a histogram of undisturbed requests; what precedes it is the name of the histogram of
+// runningSuffix ends the name of a histogram of undisturbed requests. Without it, the name is that of the histogram of
 // all requests.
 const runningSuffix = "_running"
 
@@ -302,7 +302,7 @@ func Mean(h *hdrhistogram.Histogram) (float64, bool) { return h.Mean(), true }
 // Longest returns the largest value of a histogram.
 func Longest(h *hdrhistogram.Histogram) (float64, bool) { return float64(h.Max()), true }
 
-// latencyRank returns the rank of a histogram of requests: those about the generator come last.
+// latencyRank returns the rank of a histogram of requests. Histograms about the generator come last.
 func latencyRank(histogram string) int {
 	if histogram == load.Lag || histogram == load.OwnLag {
 		return metric.RankGenerator
@@ -485,12 +485,12 @@ func (m *Measured) BPFRate() (float64, bool) {
 	return m.perSecond(total, ok)
 }
 
-// BPFSamples counts the samples of the subject's programs, and those of them in groups of a role.
+// BPFSamples counts the samples of the subject's programs in groups of a role (in), and anywhere (of).
 func (m *Measured) BPFSamples(role kind.Role) (in, of int) {
 	return m.samplesIn(func(s *ledger.Seen) bool { return s.Cgroup != nil && m.RoleOf(*s.Cgroup) == role })
 }
 
-// samplesIn counts the samples of the subject's programs, and those of them that were seen in places that match.
+// samplesIn counts the samples of the subject's programs in places that match (in), and anywhere (of).
 func (m *Measured) samplesIn(matches func(*ledger.Seen) bool) (in, of int) {
 	programs, _ := m.Programs()
 	for _, p := range programs {
@@ -533,8 +533,8 @@ func (m *Measured) perSecond(amount float64, known bool) (float64, bool) {
 	return Rate(amount, m.Ledger.Window.Seconds), known && m.Ledger.Window.Seconds > 0
 }
 
-// SubjectMaps returns the ids of the subject's maps: those that it names, those that its programs use, and those
-// inside them.
+// SubjectMaps returns the ids of the subject's maps: the maps that it reports, the maps that its programs use, and the
+// inner maps of these.
 func (m *Measured) SubjectMaps() map[uint32]bool {
 	ids := map[uint32]bool{}
 	if m.Subject == nil {

@@ -101,8 +101,8 @@ func (m *Measured) busySeconds() (float64, bool) {
 }
 
 // unaccounted returns the unexplained remainder, plus the trial's own CPU time outside the groups of its subject,
-// applications and loads. The counter of their common group is read at another moment than theirs, so there is a
-// difference of some microseconds even if nothing else ran in it.
+// applications and loads. The counter of the group that contains them is read at another moment than their own
+// counters, so there is a difference of some microseconds even if nothing else ran in it.
 func (m *Measured) unaccounted() (float64, bool) {
 	own, known := m.CPURate()
 	if !known || m.Ledger.CPU.Part != nil {

@@ -10,9 +10,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// subjectMetrics describe what a subject itself uses. Every experiment has them, so most are not Headline: otherwise a
-// run with a precision would go on until they are precise. When an answer picks the largest differences, it leaves out
-// metrics with a Clause, which would always win against a baseline without a subject.
+// subjectMetrics measure the resources that a subject itself uses. Every experiment has them, so most are not Headline:
+// otherwise a run with a precision would go on until they are precise. When an answer picks the largest differences, it
+// leaves out metrics with a Clause, which would always win against a baseline without a subject.
 var subjectMetrics = []Metric{
 	{
 		Definition: metric.Definition{

@@ -29,7 +29,7 @@ const (
 	Contained   Need = "contained"   // every process of the trial stayed in the trial's control groups
 	Counted     Need = "counted"     // load and kernel agree on the number of events
 	Read        Need = "read"        // the measurements that a program printed could be read
-	// other processes took little CPU time from those loads that cannot tell which of their requests this delayed
+	// other processes took little CPU time from loads that cannot distinguish the requests that were delayed by this
 	Untouched Need = "untouched"
 )
 

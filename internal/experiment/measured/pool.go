@@ -16,7 +16,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Pool makes one trial from those of its nodes.
+// Pool makes the record of one trial from the records of its nodes.
 type Pool struct {
 	Setup   *kind.Setup // at the trial's level, without copies
 	Trial   *record.Trial
@@ -120,7 +120,8 @@ func (p *Pool) Over(m *Metric) (float64, bool) {
 	return p.over(m, func(t *record.Trial) map[string]float64 { return t.Metrics })
 }
 
-// components returns the metrics of each component that a good node has, pooled as those of the whole subject are.
+// components returns the metrics of each component that a good node has, pooled in the same way as the metrics of the
+// whole subject.
 func (p *Pool) components() map[string]map[string]float64 {
 	all := map[string]map[string]float64{}
 	for _, t := range p.good {
@@ -262,8 +263,8 @@ func (p *Pool) Judge() []record.Reason {
 	return reasons
 }
 
-// explained turns a reason of one node into one of the trial. A node that shares its machine cannot see what other
-// processes use of it; the coordinator can.
+// explained turns a reason of one node into a reason of the trial. A node that shares its machine does not know how
+// much of it other processes use, but the coordinator does.
 func (p *Pool) explained(r record.Reason) record.Reason {
 	r.Voids = p.voids(r)
 	// If two gates share the name, this is the later one. Which needs it breaks matters below only if the subject was the
@@ -288,8 +289,8 @@ func (p *Pool) explained(r record.Reason) record.Reason {
 	return r
 }
 
-// voids returns the metrics of all nodes together that a reason of one node voids: those that it voids at the node,
-// and those computed from them.
+// voids returns the metrics of all nodes together that a reason of one node voids: the metrics that it voids at the
+// node, and the metrics that are computed from these.
 func (p *Pool) voids(r record.Reason) []string {
 	voids := []string{}
 	for _, m := range Metrics() {
@@ -311,8 +312,9 @@ func union(a, b []string) []string {
 	return slices.Compact(all)
 }
 
-// Trim removes from the nodes' records what the trial's record has too, and from the trial's ledger what the nodes'
-// records have. agents is the path of the group of the nodes' agents, or empty if each node is a separate machine.
+// Trim removes the histograms and slices of loads from the nodes' records and, unless the trial failed at the node, the
+// maps. It then charges the trial's ledger as the nodes' ledgers are charged, and trims it (Measured.Trim). agents is
+// the path of the group of the nodes' agents, or empty if each node is a separate machine.
 func (p *Pool) Trim(agents string) {
 	roles := map[string]GroupRole{}
 	objects := NodesObjects{programs: map[uint32]ledger.Charged{}, maps: map[uint32]ledger.Charged{}}

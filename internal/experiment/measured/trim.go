@@ -11,9 +11,10 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Trim reduces the ledgers to what a trial's record must hold: the groups of the trial and those at the top, observed
-// groups, the programs that ran or are the subject's, and the maps that these use, without the inner maps of a large
-// pool. A machine can have thousands of each, and a run thousands of trials.
+// Trim reduces the ledgers to the contents that a trial's record must have: the groups of the trial, the groups at the
+// top of the hierarchy, observed groups, the programs that ran or belong to the subject, and the maps that these
+// programs use, without the inner maps of a large pool. A machine can have thousands of each, and a run thousands of
+// trials.
 func (m *Measured) Trim() {
 	for _, l := range m.ledgers() {
 		m.trimOne(l)

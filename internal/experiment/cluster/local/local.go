@@ -58,8 +58,8 @@ const (
 	joinTimeout = 60 * time.Second
 	keysLife    = 30 * 24 * time.Hour // longer than any run
 	stopTimeout = 20 * time.Second    // for an agent to take its trial down
-	// agentsWeight is the weight of all agents together (placement.Limits): they do little, but must not wait for what
-	// they measure.
+	// agentsWeight is the weight of all agents together (placement.Limits). Agents do little work, but they must not wait
+	// for the processes that they measure.
 	agentsWeight = 16
 	abreast      = 8 // agents that are started concurrently
 )
@@ -135,8 +135,8 @@ func (n *Nodes) Names() []string {
 	return names
 }
 
-// Ensure starts those of the named nodes that are absent, and waits until they have joined. It is not an error if a
-// node does not join: it will be missing from the trial, which reports it.
+// Ensure starts the named nodes that are absent, and waits until they have joined. It is not an error if a node does
+// not join: it will be missing from the trial, which reports it.
 func (n *Nodes) Ensure(ctx context.Context, names []string) error {
 	missing := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return n.Gone(name) == nil })
 	if len(missing) == 0 {

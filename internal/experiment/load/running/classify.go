@@ -36,8 +36,8 @@ const (
 )
 
 // Classify divides the requests of a load by the stalls of its window, which lasts from begin to end (CLOCK_MONOTONIC,
-// ns), and puts the undisturbed distributions and Running into r. logs are those of all threads of the load. If a log
-// is nil, no division was asked for, and r stays as it is.
+// ns), and puts the undisturbed distributions and Running into r. logs holds the logs of all threads of the load. If a
+// log is nil, no division was asked for, and r stays as it is.
 func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64) error {
 	if slices.Contains(logs, nil) {
 		return nil
@@ -123,8 +123,8 @@ func (c *classifier) next(at int64) int {
 	return min(sort.Search(len(c.stalls), func(i int) bool { return c.stalls[i].to > at }), len(c.stalls)-1)
 }
 
-// history is a stretch of the load that does not depend on what came before it: a cycle of a regenerative process. A
-// stall disturbs those of its requests that have not ended when the stall begins.
+// history is a stretch of the load that does not depend on earlier requests: a cycle of a regenerative process. A stall
+// disturbs the requests of the history that have not ended when the stall begins.
 type history struct {
 	from, to int64 // to: its natural end, as far as observed
 	requests int   // requests that belong to it and were due before the next stall
@@ -403,7 +403,7 @@ type sample struct {
 	history int32
 }
 
-// fill puts the undisturbed distributions, and what they are based on, into r.
+// fill puts the undisturbed distributions, and the counts on which they are based, into r.
 func (c *classifier) fill(r *load.Result, s *split) error {
 	run := c.run
 	run.Method, run.Level, run.LostShare = s.method, s.level, s.lost
@@ -414,8 +414,8 @@ func (c *classifier) fill(r *load.Result, s *split) error {
 		if q.failed {
 			continue
 		}
-		// Requests of the warm-up count too: what is in flight at the beginning of the window stands for what is in flight at
-		// its end.
+		// Requests of the warm-up count too: the requests in flight at the beginning of the window stand for the requests in
+		// flight at its end.
 		if k := c.next(q.done()); c.stalls[k].from > q.done() {
 			run.DoneQuiet++
 		}
