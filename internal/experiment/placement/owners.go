@@ -19,15 +19,15 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Owners decides whether the owners of trees have ended, so that what they left can be removed. It is for one
-// goroutine. The caller must close it at the end.
+// Owners decides whether the owners of trees have ended, so that the things that they left behind can be removed. It is
+// for one goroutine. The caller must close it at the end.
 //
-// What a run made is removed only if its owner has provably ended: proc.FS.Find reports it, or no process holds the
-// lock on the tree. If neither the owner's PID namespace nor the cgroup namespace of its tree is visible here, the
-// owner may be alive: what it made is left alone, and reported by Left. Owners waits for an owner that has been
-// killed.
+// Things that a run made are removed only if the run's owner has provably ended: proc.FS.Find reports it, or no process
+// holds the lock on the tree. If neither the owner's PID namespace nor the cgroup namespace of its tree is visible
+// here, the owner may be alive: the things that it made are left alone, and Left lists them. Owners waits for an owner
+// that has been killed.
 type Owners struct {
-	DryRun bool // nothing is changed, and what would be removed is reported as removed
+	DryRun bool // change nothing, but report the things that would be removed as removed
 
 	hs       []*cgroup.Hierarchy
 	given    []string         // trees whose runs count as ended if their state is not visible here
@@ -86,8 +86,8 @@ func Began(tree string) (time.Time, bool) {
 }
 
 // Ended reports whether tree is the name of a tree whose owner has ended. Things other than control groups can bear the
-// name of a run's tree, and may be removed once this is true. If it cannot be known, or if the owner was killed but
-// does not end, Ended adds an entry to Left, in which the argument what describes the thing.
+// name of a run's tree, and may be removed if Ended returns true. If it is unknown whether the owner has ended, or if
+// the owner was killed but does not end, Ended adds an entry to Left, in which the argument what describes the thing.
 func (o *Owners) Ended(tree, what string) bool {
 	id, ok := parseTreeName(tree)
 	if !ok {
@@ -135,8 +135,8 @@ func (o *Owners) trees() (map[string]proc.Identity, error) {
 	return all, errors.Join(errs...)
 }
 
-// settle waits for those owners of trees that are ending, before any owner is judged. The processes that a run started
-// are killed as its owner ends, and until then count as living; they may own trees too.
+// settle waits, before any owner is judged, for the owners of trees that are about to end. The processes that a run
+// started are killed as its owner ends, and until then count as living; they may own trees too.
 func (o *Owners) settle() {
 	for !o.settled {
 		o.settled = true // await clears this if it waits for an owner
@@ -147,8 +147,8 @@ func (o *Owners) settle() {
 	}
 }
 
-// forgetRunning forgets which owners were found alive. It is called when processes have ended, so that those owners are
-// judged again.
+// forgetRunning forgets the owners that were found alive. It is called when processes have ended, so that these owners
+// are judged again.
 func (o *Owners) forgetRunning() {
 	maps.DeleteFunc(o.found, func(_ string, f found) bool { return f.fate == proc.Running && !f.ending })
 	o.settled = false
@@ -174,11 +174,11 @@ func (o *Owners) await(tree string, id proc.Identity) found {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	o.forgetRunning() // this one, and those that ended with it
+	o.forgetRunning() // this owner, and others that ended with it
 	return o.find(tree, id)
 }
 
-// Left returns what has been left alone so far, although its run may have ended.
+// Left lists the things that have been left alone so far, although their runs may have ended.
 func (o *Owners) Left() []Left { return o.left }
 
 // Close releases the locks.

@@ -1,12 +1,12 @@
 // Package placement makes control groups for experiments, starts processes inside them, and removes everything
-// afterwards. The groups carry their owner's name, so that what a killed run leaves behind can be recognized and
+// afterwards. The names of groups identify their owner, so that the groups of a killed run can be recognized and
 // removed; nothing else on the machine is ever touched.
 //
 // A tree of groups is a directory tare-<id>-p<owner's pid>-t<owner's start time> at the top of every hierarchy that
 // Tare uses. A pid can be reused, but a pid with its start time cannot. A pid has a meaning only in its PID namespace,
-// while the groups of a run may be visible in others. In a container, the owner's name therefore begins with that of
-// its PID namespace (tare-<id>-n<inode number>-p...). Every owner holds a lock on the directory, which the kernel
-// releases when the owner ends. See Owners.
+// while the groups of a run may be visible in others. In a container, the part of the name for the owner therefore
+// begins with the PID namespace (tare-<id>-n<inode number>-p...). Every owner holds a lock on the directory, which the
+// kernel releases when the owner ends. See Owners.
 package placement
 
 import (
@@ -65,7 +65,7 @@ func treeNameOf(id string, self proc.Identity) (string, bool) {
 // controllers are the controllers that Tare uses. Others (cpuset, devices, freezer) stay unchanged.
 var controllers = []string{"cpu", "cpuacct", "memory", "pids"}
 
-// hierarchies returns the hierarchies in which Tare makes groups: v2 if it is mounted, and those of v1 with a
+// hierarchies returns the hierarchies in which Tare makes groups: v2 if it is mounted, and the v1 hierarchies with a
 // controller that Tare uses.
 func hierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 	var hs []*cgroup.Hierarchy
@@ -85,8 +85,8 @@ type Limits struct {
 	// Weight is the group's share if CPU time is short, relative to groups of weight 1, which is the kernel's default,
 	// and to single processes of the root group.
 	Weight float64
-	// Pin selects the only CPU for processes that are started in the group: the Pin-th of those allowed, counted from 1
-	// and wrapping around on a machine with fewer.
+	// Pin selects the only CPU for processes that are started in the group: the Pin-th of the allowed CPUs, counted from 1
+	// and wrapping around if there are fewer.
 	Pin int
 }
 
@@ -284,7 +284,8 @@ func enabled(dir string) []string {
 	return strings.Fields(string(b))
 }
 
-// delegate enables for the children of one of our v2 groups the controllers that the group itself has.
+// delegate enables controllers for the children of a v2 group of the tree: those of Tare's controllers that the group
+// itself has, except cpu in a flat tree.
 func (t *Tree) delegate(group string) error {
 	for _, h := range t.hs {
 		if !h.V2 {

@@ -45,8 +45,8 @@ func (t *Tree) Close() error {
 	deadline := time.Now().Add(patience)
 	err := empty(dirs, deadline, func(dirs []string) error {
 		for _, dir := range dirs {
-			// One write kills all processes, even those just being started (Linux 5.14, cgroup v2). Those that remain are killed
-			// one by one.
+			// One write kills all processes, even processes that are just being started (Linux 5.14, cgroup v2). Processes that
+			// remain are killed one by one.
 			_ = cgroup.Write(filepath.Join(dir, "cgroup.kill"), "1")
 		}
 		for _, pid := range cgroup.Members(dirs) {
@@ -58,7 +58,7 @@ func (t *Tree) Close() error {
 	})
 	if err == nil {
 		// A process that had yet to enter its group is in none, and may not have ended. During its execve it has no mark
-		// either, so it is recognized by its start time, as are those that left the groups.
+		// either, so it is recognized by its start time. So are processes that left the groups.
 		for pid, s := range t.started {
 			t.known[pid] = s.at
 		}
@@ -283,11 +283,12 @@ func (*Owners) EndMarked(tree string) error {
 	}
 }
 
-// Watch begins to check whether the processes of a tree stay in its groups, because the counters of the groups leave
-// out what strays use. Processes of a tree are those that have its mark (child.Mark, or the limit of markByLimit),
-// those that Start started, those in its groups, and the descendants of all these. If apart is true, each must be in
-// the group in which it was started, and that group must have counted all its CPU time. Otherwise it may be in any
-// group of the tree, because a container runtime moves processes between groups. The caller must close the watch.
+// Watch begins to check whether the processes of a tree stay in its groups, because the counters of the groups do not
+// include processes that left. The processes of a tree are the processes that have its mark (child.Mark, or the limit
+// of markByLimit), that Start started, or that are in its groups, and the descendants of all these. If apart is true,
+// each must be in the group in which it was started, and that group must have counted all its CPU time. Otherwise it
+// may be in any group of the tree, because a container runtime moves processes between groups. The caller must close
+// the watch.
 func (t *Tree) Watch(apart bool) (*containment.Watch, error) {
 	paths := map[string]string{} // of the groups that processes must not leave, by their directories
 	if h, ok := t.layout.CPU(); ok {

@@ -183,8 +183,9 @@ func Enter(args []string) error {
 	return fault.Wrap(err, fault.Usage, program, "", "cannot run %s", strings.Join(args[i+2:], " "))
 }
 
-// Descriptors for marks by file. They are above those that programs count on, and below 64, because the kernel's first
-// table of descriptors of a process has room for that many (NR_OPEN_DEFAULT in include/linux/fdtable.h).
+// The range of descriptors for marks by file. It is above the descriptors that programs rely on, and below 64, because
+// the first table of descriptors that the kernel gives a process has 64 entries (NR_OPEN_DEFAULT in
+// include/linux/fdtable.h).
 const (
 	firstMarkFD = 32
 	lastMarkFD  = 63

@@ -25,7 +25,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Command describes how to run a program. OptionsOf makes it from settings, and At fills in what is known of a trial.
+// Command describes how to run a program. OptionsOf makes it from settings, and At replaces its placeholders with
+// values of a trial.
 type Command struct {
 	Argv         []string // the program and its arguments
 	Env          []string // variables added to those of this process, as NAME=value

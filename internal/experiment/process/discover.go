@@ -33,7 +33,7 @@ type Objects struct {
 	Programs []Object `json:"programs"`
 	Maps     []Object `json:"maps"`
 	// Incomplete is true if some may be missing: a program or a map was held only by processes that have ended since the
-	// ledger was read, and it is not known whose they were. Those that were there before the command do not count.
+	// ledger was read, and may have belonged to the command. Objects that existed before the command do not count.
 	Incomplete bool `json:"-"`
 }
 
@@ -49,11 +49,11 @@ type Object struct {
 	Replaced bool `json:"replaced,omitempty"`
 }
 
-// Discover finds what belongs to a command. The argument inside holds the processes in the command's control group, and
-// atEdge those that belonged to the command when the ledger was read. If whole is true, descendants of the processes in
-// other groups belong to the command too. For a group that existed before the trial, whole must be false: a container
-// runtime, for example, has many descendants that are no part of it. ObjectsOf says which programs and maps of the
-// ledger belong to the command.
+// Discover finds the processes, programs and maps of a command. The argument inside holds the processes in the
+// command's control group, and atEdge the processes that belonged to the command when the ledger was read. If whole is
+// true, descendants of the processes in other groups belong to the command too. For a group that existed before the
+// trial, whole must be false: a container runtime, for example, has many descendants that are no part of it. ObjectsOf
+// says which programs and maps of the ledger belong to the command.
 func Discover(f proc.FS, inside, atEdge []int, whole bool, l *ledger.Ledger, began time.Time) (Found, error) {
 	all := inside
 	if whole {
@@ -81,7 +81,7 @@ const clocks = 100 * time.Millisecond
 
 // ObjectsOf returns the eBPF programs and maps in a ledger that belong to processes, which may have ended since:
 //
-//   - those that they hold, by a descriptor of the object, or of a link or a perf event;
+//   - programs and maps that they hold, by a descriptor of the object, or of a link or a perf event;
 //   - programs that were unloaded inside the window, if one of those programs has the same name and type and was
 //     loaded later in the window;
 //   - programs that no process holds and that were loaded since began: pinned in bpffs, or attached for good;
@@ -122,8 +122,9 @@ func ObjectsOf(f proc.FS, l *ledger.Ledger, pids []int, began time.Time) Objects
 	return o
 }
 
-// orphaned reports whether all holders of a program or a map in a ledger have ended and none of them is in pids. It
-// leaves out programs that were loaded before began, and maps that such a program uses: those are other processes'.
+// orphaned reports whether there is a program or a map in a ledger that only processes outside pids held, all of which
+// have ended. It leaves out programs that were loaded before began, and maps that such a program uses, because they
+// belong to other processes.
 func orphaned(f proc.FS, l *ledger.Ledger, pids []int, began time.Time) bool {
 	older := map[uint32]bool{}
 	for _, p := range l.Programs {

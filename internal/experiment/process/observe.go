@@ -100,7 +100,7 @@ func ParseTarget(raw string) (Target, error) {
 	return Target{Kind(kind), name}, nil
 }
 
-// Finder finds what a Target names.
+// Finder finds the control group or process that a Target names.
 type Finder struct {
 	Layout *cgroup.Layout
 	Proc   proc.FS
@@ -112,7 +112,7 @@ type Finder struct {
 type Existing struct {
 	Target Target
 	// Path is the identity of its control group, as in package cgroup. It is empty for a process that shares its group
-	// with others: then what it uses is known only from its processes.
+	// with others: then its use is known only from its processes.
 	Path string
 	Dir  string // the group's directory in the hierarchy that counts CPU time; empty if Path is
 	PIDs []int  // its processes, in order
@@ -128,8 +128,9 @@ type Existing struct {
 	spared []int              // set by members: the branch of the target's processes that contains this process
 }
 
-// Find finds what a target names. The error has the code fault.Usage if nothing or several things have that name, or
-// if Tare itself is part of the target; it has the code fault.Machine if this machine has no control groups.
+// Find finds the control group or process that a target names. The error has the code fault.Usage if there is none, if
+// there are several, or if Tare itself is part of the target. It has the code fault.Machine if this machine has no
+// control groups.
 func (f Finder) Find(t Target) (*Existing, error) {
 	if f.Self == 0 {
 		f.Self = os.Getpid()
@@ -243,9 +244,9 @@ func (e *Existing) findGroup(identity string) error {
 	return nil
 }
 
-// isContainer reports whether a control group with the given name is that of the container with the given id, which may
-// be a prefix. It knows the names that package sandbox knows, and those of engines that shorten the id. A container's
-// monitor, such as crio-conmon-ID.scope, is not part of the container.
+// isContainer reports whether a control group with the given name belongs to the container with the given id, which may
+// be a prefix of the whole id. It knows the names that package sandbox knows, and the names that engines make of a
+// shortened id. A container's monitor, such as crio-conmon-ID.scope, is not part of the container.
 func isContainer(name, id string) bool {
 	if whole := sandbox.ContainerOf(name); whole != "" {
 		return strings.HasPrefix(whole, id)
@@ -491,8 +492,8 @@ func (e *Existing) members() ([]containment.Member, error) {
 	return members, nil
 }
 
-// counting returns the hierarchies in which the target's group is counted: that of CPU time, and those of memory and
-// v2 if the group has the same path there.
+// counting returns the hierarchies that count CPU time and memory, and v2, if the target's group has the same path
+// there.
 func (e *Existing) counting() (all []*cgroup.Hierarchy) {
 	l := e.finder.Layout
 	memory, _ := l.Controller("memory")

@@ -138,7 +138,8 @@ func (r *Running) endLine(i int) {
 	r.lines[i] = line[:0]
 }
 
-// settle waits until processes that the command left behind have ended too, and kills those that do not.
+// settle waits until the processes that the command left behind have ended too, and kills those that do not end in
+// time. It returns an error if they do not end even then.
 func (r *Running) settle() error {
 	var left []proc.Process
 	until := time.Now().Add(lingering)
@@ -204,8 +205,8 @@ func (r *Running) ending(kill bool) {
 	r.seen = append(r.seen, ps...)
 }
 
-// killAll kills everything in the command's control group, if it has one, and those of the given processes whose pid no
-// other process has taken.
+// killAll kills everything in the command's control group, if it has one, and the given processes, except where another
+// process has taken the pid.
 func (r *Running) killAll(ps []proc.Process) {
 	if r.command.CgroupDir != "" && !slices.Contains(cgroup.Members([]string{r.command.CgroupDir}), os.Getpid()) {
 		// One write kills all, even those that are just being started (Linux 5.14, cgroup v2).
@@ -316,7 +317,7 @@ func (r *Running) LastWords() string {
 	return r.Process.LastWords()
 }
 
-// Words returns what LastWords would return if the command ended now.
+// Words returns the end of the command's output so far on one line, as LastWords does after the end of the command.
 func (r *Running) Words() string {
 	r.out.Read()
 	return r.Process.LastWords()

@@ -48,7 +48,7 @@ func Printed(ctx context.Context, argv ...string) string {
 	return string(out)
 }
 
-// bounded keeps the beginning of what is written to it.
+// bounded is a writer that keeps the first 64 KiB.
 type bounded []byte
 
 // Write accepts all bytes, and keeps as many as there is room for.

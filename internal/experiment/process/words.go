@@ -98,8 +98,8 @@ func quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// Place holds what is known at the place and time at which a command is started. A zero field is not known, and its
-// placeholder is an error.
+// Place holds the values of the placeholders of a command, as known when and where the command is started. A zero field
+// is not known, and its placeholder is an error.
 type Place struct {
 	Self       string // path of the tare binary
 	CgroupDir  string // the directory of the control group that the command may name: its own, or one to watch
@@ -225,7 +225,7 @@ func (p Place) Fill(raw string) (string, error) {
 	return filled, lacking
 }
 
-// value returns what replaces a text in braces. known is false if the text is not a placeholder.
+// value returns the value of a placeholder, given with its braces. known is false if the text is not a placeholder.
 func (p Place) value(in string) (value string, known bool) {
 	if strings.HasPrefix(in, "$") {
 		return "", false

@@ -7,8 +7,8 @@ import (
 )
 
 // Records are untrusted, so the cost of reading one is bounded. A document is refused before it is decoded if decoding
-// would take too much memory, and a record is refused if what is kept of it would. Writer observes the same bounds.
-// docs/formats.md states them.
+// would take too much memory, and a record is refused if the decoded trials would take too much. Writer observes the
+// same bounds. docs/formats.md states them.
 const (
 	// MaxTrials limits the trials of a plan, and MaxAttempts the lines of the trials file, which include repetitions.
 	MaxTrials   = 20_000
@@ -29,7 +29,7 @@ const (
 	maxRunBytes    = 16 << 20
 	maxTrialBytes  = 16 << 20
 	maxTrialsBytes = 1 << 30  // of all lines
-	maxKept        = 96 << 20 // bytes of memory for what a report needs of all trials
+	maxKept        = 96 << 20 // bytes of memory for all trials, as decoded for a report
 
 	// Limits of one document: objects, arrays and elements of arrays; members of objects; depth of nesting. An element of
 	// the largest struct takes about 300 bytes of memory, from a few bytes of text.

@@ -13,8 +13,8 @@ type skipped struct{}
 
 func (*skipped) UnmarshalJSON([]byte) error { return nil }
 
-// leanTrial decodes what a report, a comparison and a plan need of a trial, and ignores the rest of the record: single
-// stalls, maps, sandboxes, groups without a role or a charge, further readings, and the ledgers of nodes.
+// leanTrial decodes the parts of a trial that a report, a comparison or a plan needs. It ignores the rest of the
+// record, such as single stalls, maps, sandboxes, further readings, and the ledgers of nodes.
 type leanTrial struct {
 	Trial
 	Metrics    map[string]*float64            `json:"metrics"`
@@ -43,7 +43,7 @@ type leanNode struct {
 	Trial *leanNodeTrial `json:"trial"`
 }
 
-// leanNodeTrial decodes what is needed of a node's own record.
+// leanNodeTrial decodes the parts of a node's own record that are needed.
 type leanNodeTrial struct {
 	PlannedTrial
 	Metrics map[string]*float64 `json:"metrics"`

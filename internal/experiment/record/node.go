@@ -18,7 +18,7 @@ type Node struct {
 	Hostname string `json:"hostname"`
 	Kernel   string `json:"kernel"`
 	CPUs     int    `json:"cpus"`
-	BootID   string `json:"boot_id"` // two nodes on one machine have the same
+	BootID   string `json:"boot_id"` // equal for two nodes on one machine
 }
 
 // NodeTrial is one node's result of a trial. A failed one is kept, but no metric of the trial includes it.
@@ -35,7 +35,7 @@ type NodeTrial struct {
 	OpenedLateNs *int64 `json:"window_opened_late_ns"`
 	ClosedLateNs *int64 `json:"window_closed_late_ns"`
 	Failed       string `json:"failed,omitempty"` // why the node's trial failed
-	// Trial is the node's record, with a ledger of the node's groups. The histograms of its loads are merged into those
-	// of the enclosing trial, and their slices are not kept.
+	// Trial is the node's record, with a ledger of the node's groups. The histograms of its loads are merged into the
+	// histograms of the enclosing trial, and their slices are not kept.
 	Trial *Trial `json:"trial,omitempty"`
 }

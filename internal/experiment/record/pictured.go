@@ -11,7 +11,7 @@ type Pictured struct {
 
 // Series is an amount at moments of a trial, divided into parts that add up to the whole at each moment.
 type Series struct {
-	Name    string       `json:"name"`    // the title of its chart: what it is, and by what it is divided
+	Name    string       `json:"name"`    // the title of its chart: what is measured, and how it is divided into parts
 	Unit    string       `json:"unit"`    // as in package quantity
 	Seconds []float64    `json:"seconds"` // of each moment, since the window opened; negative before
 	Parts   []SeriesPart `json:"parts"`   // parts with the same Of are adjacent
@@ -24,7 +24,7 @@ type SeriesPart struct {
 	Values []*float64 `json:"values"`
 }
 
-// Place is a group, or several, that are charged for what runs in a trial, measured over the window.
+// Place is a control group, or several, to which use in a trial is charged, measured over the window.
 type Place struct {
 	Name string `json:"name"`
 	// HardBytes and SoftBytes are the kernel's charges at the end of the window, and CPUs the CPU time per second of the

@@ -37,8 +37,8 @@ func Read(dir string) (*Contents, error) {
 	})
 }
 
-// ReadLean reads what a report, a comparison and a plan need of a run directory. It accepts untrusted records: the
-// memory that it uses is bounded. Records that a Writer wrote are within the bounds.
+// ReadLean reads the parts of a run directory that a report, a comparison or a plan needs. It accepts untrusted
+// records: the memory that it uses is bounded. Records that a Writer wrote are within the bounds.
 func ReadLean(dir string) (*Contents, error) {
 	var names names
 	kept := int64(0)
@@ -112,8 +112,8 @@ func (c *Contents) readRun(path string) error {
 	return fault.Wrap(c.Run.Check(), fault.Usage, path, largeHint, "this is not the record of a run")
 }
 
-// DecodeRun decodes the contents of a RunFile, which may be untrusted. Before it decodes the contents, it refuses those
-// that would take too much memory. Run.Check refuses more.
+// DecodeRun decodes the contents of a RunFile, which may be untrusted. It refuses contents that would take too much
+// memory before it decodes them. Call Run.Check for the other bounds.
 func DecodeRun(data []byte) (run Run, err error) {
 	err = unmarshal(data, &run)
 	return run, err

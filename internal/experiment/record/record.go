@@ -68,8 +68,8 @@ type Run struct {
 
 	// Traits are remarks that accompany the names of arms.
 	Traits map[string]string `json:"traits,omitempty"`
-	// Lacks says, by arm, what the arm does not do that the arms it is compared with do. Each is the end of a sentence
-	// that begins with "is not the same service: ".
+	// Lacks describes, by arm, work that the arm does not do and other arms do. Each text is the end of a sentence that
+	// begins with "is not the same service: ".
 	Lacks map[string]string `json:"lacks,omitempty"`
 
 	// Precision and Until say when a run without a fixed number of blocks ends. Plan and Blocks then cover what it has
@@ -149,8 +149,9 @@ type Environment struct {
 	// ClusterNodes has, for a run in a cluster, all nodes of the cluster by name, each with an identifier of its machine
 	// that survives a reboot, or "" if it has none. Earlier records lack it.
 	ClusterNodes map[string]string `json:"cluster_nodes,omitempty"`
-	// Subjects has the versions of what was weighed, by the name of the program. For what was installed in a cluster, it
-	// has the images of its containers, by the name of the container, once trials have shown them.
+	// Subjects has the versions of the programs that were weighed, by the name of the program. For a subject that was
+	// installed in a cluster, it has the images of its containers, by the name of the container, once trials have shown
+	// them.
 	Subjects map[string]string `json:"subjects"`
 }
 
@@ -165,7 +166,8 @@ type Installed struct {
 	Images map[string]string `json:"images"` // of its containers, by name; several in order, separated by commas
 }
 
-// AddVersion adds a version, or several separated by commas, to those of a program, which are kept in order.
+// AddVersion adds a version, or several separated by commas, to the versions of a program. They are sorted, without
+// duplicates, and limited to maxVersions.
 func AddVersion(versions map[string]string, program, version string) {
 	all := strings.Split(version, versionSeparator)
 	if known, is := versions[program]; is {
@@ -199,7 +201,7 @@ type Trial struct {
 	// Warnings holds the warnings that were raised while there was no ledger; the ledger has all others. See Warned.
 	Warnings []ledger.Warning `json:"warnings,omitempty"`
 	Subject  json.RawMessage  `json:"subject,omitempty"` // ready message of the subject
-	// Evidence holds what only a guest knows of the trial, by the guest's name.
+	// Evidence holds facts about the trial that only a guest knows, by the guest's name.
 	Evidence map[string]json.RawMessage `json:"evidence,omitempty"`
 	Clocks   map[string]time.Duration   `json:"clocks_ns"` // durations of phases, such as set-up and warm-up
 	Metrics  map[string]float64         `json:"metrics"`   // single values of this trial, by metric name
@@ -216,7 +218,7 @@ type Trial struct {
 	Nodes []NodeTrial `json:"nodes,omitempty"`
 }
 
-// Warned returns all warnings of the trial: those from before its window closed, and those of its ledger.
+// Warned returns all warnings of the trial: the warnings from before its window closed, then those in its ledger.
 func (t *Trial) Warned() []ledger.Warning {
 	if t.Ledger == nil {
 		return t.Warnings
@@ -231,7 +233,7 @@ type Events struct {
 	Generated int64 `json:"generated"` // by the load: execs that succeeded, from its first to its last
 	Failed    int64 `json:"failed"`    // by the load: execs that failed
 	*KernelCount
-	Scope string `json:"scope,omitempty"` // which events the tracer delivers: those of the group or of the machine
+	Scope string `json:"scope,omitempty"` // whether the tracer delivers the events of the group or of the machine
 	// Expected is the number of events that the tracer should deliver: Counted, plus Elsewhere if its scope is the
 	// machine. In pods it is Generated.
 	Expected *int64 `json:"expected,omitempty"`
@@ -239,8 +241,8 @@ type Events struct {
 	// other programs exec while the counts are read.
 	AtMost    *int64  `json:"at_most,omitempty"`
 	Delivered *int64  `json:"delivered,omitempty"` // events that it delivered before it ended
-	Late      *int64  `json:"late,omitempty"`      // of Delivered: those that came too long after the load's end
-	AtExit    *int64  `json:"at_exit,omitempty"`   // of Delivered: those that came after the tracer was asked to end
+	Late      *int64  `json:"late,omitempty"`      // the part of Delivered that came too long after the load's end
+	AtExit    *int64  `json:"at_exit,omitempty"`   // the part of Delivered that came after the tracer was asked to end
 	SaidLost  *int64  `json:"said_lost,omitempty"` // events that it reported as lost; nil if it never reports losses
 	Offset    *Offset `json:"offset,omitempty"`    // nil in pods
 }
@@ -328,7 +330,7 @@ type Validity struct {
 	Reasons []Reason     `json:"reasons,omitempty"` // gates that it tripped
 }
 
-// Reason is one gate that tripped: what was seen, what was allowed, and what to change.
+// Reason describes one gate that tripped. Message says what was seen and what to change.
 type Reason struct {
 	// Gate is the name of a measured.Gate, such as rate, errors, lag, generator-cpu, throttled, drift or window.
 	Gate    string  `json:"gate"`

@@ -23,7 +23,7 @@ import (
 type Writer struct {
 	dir    string
 	run    string   // the ID of the run
-	root   *os.Root // the directory that was opened, whatever is at its path now
+	root   *os.Root // the directory that Create or Continue opened; another may be at its path by now
 	trials *os.File
 	size   int64 // of trials, in bytes, without a line that could not be written whole
 
@@ -112,7 +112,7 @@ func Continue(dir string, run Run) (*Writer, error) {
 // the pipe's other end.
 func openRoot(dir string) (*os.Root, error) { return os.OpenRoot(dir + "/") }
 
-// goOn opens the file of trials, if the directory's run.json is of the same run.
+// goOn opens the file of trials, if f, the directory's run.json, belongs to the same run.
 func (w *Writer) goOn(f io.Reader) error {
 	var is struct{ ID string }
 	if json.NewDecoder(io.LimitReader(f, maxRunBytes)).Decode(&is) != nil || is.ID != w.run {
@@ -277,8 +277,9 @@ func (w *Writer) fit(t Trial) (line []byte, kept int64, err error) {
 // Trimmed is the code of a ledger's warning that details were left out of a trial because it was too large.
 const Trimmed = "trimmed"
 
-// trims holds functions that are applied in turn until a trial fits: the first leave out what no report shows, and the
-// last keeps only the fact that the trial was run. They do not change what their argument points to.
+// trims holds functions that are applied in turn until a trial fits. The first ones leave out details that no report
+// shows, and the last keeps only the fact that the trial was run. They do not change values to which their argument
+// points.
 var trims = []func(Trial) Trial{
 	func(t Trial) Trial {
 		t.Ledger = trimmed(t.Ledger, "single stalls of nodes")

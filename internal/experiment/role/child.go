@@ -84,13 +84,13 @@ func (p *Child) hear() {
 	}
 }
 
-// End closes the process's input, which tells it to end.
+// End closes the process's input, which asks the process to end.
 func (p *Child) End() { _ = p.stdin.Close() } // it may be closed already
 
 // Stop ends the process and waits for it.
 func (p *Child) Stop() { p.Process.Stop() }
 
-// hangs ends a process that sent no message in time, and adds to err what the process was doing.
+// hangs ends a process that sent no message in time, and adds to err a description of its state and its goroutines.
 func (p *Child) hangs(err error) error {
 	if doing := (proc.FS{}).Doing(p.PID()); doing != "" {
 		err = fmt.Errorf("%w: %s", err, doing)
@@ -103,8 +103,8 @@ func (p *Child) hangs(err error) error {
 	return err
 }
 
-// stacks summarizes on one line what a Go program prints on SIGQUIT: what each goroutine waits for, and the innermost
-// function of this project on its stack.
+// stacks summarizes on one line the output of a Go program on SIGQUIT: for each goroutine its wait reason, and the
+// innermost function of this project on its stack.
 func stacks(text string) string {
 	const most = 12 // goroutines
 	var all []string

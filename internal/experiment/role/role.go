@@ -4,7 +4,7 @@
 //
 // The protocol is JSON lines. The child writes to standard output, the parent to the child's standard input:
 //
-//	child:  {"event":"ready","data":{...}}      set up; data says what others must know (an address, program ids)
+//	child:  {"event":"ready","data":{...}}      set up; data has facts for other parts (an address, program ids)
 //	parent: {"event":"start","data":{...}}      to loads, and subjects that work by themselves: when to run (Schedule)
 //	parent: {"event":"stalls","data":{...}}     only to loads that ask for it when ready, after the window (Stalls)
 //	child:  {"event":"result","data":{...}}     from loads, and subjects that work by themselves: all that was measured

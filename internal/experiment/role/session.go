@@ -16,8 +16,8 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Session is the parent's side of the protocol over a pair of streams: those of a process (Child), or a connection to
-// a role elsewhere (Remote).
+// Session is the parent's side of the protocol over a pair of streams, which belong to a process (Child) or to a
+// connection to a role elsewhere (Remote).
 type Session struct {
 	name     string
 	conn     *Conn

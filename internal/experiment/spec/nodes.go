@@ -57,8 +57,8 @@ func (s *Spec) CheckShare(cpus float64) error {
 	return nil
 }
 
-// ScaleNodes adapts the spec to n available nodes. It returns a sentence about what it had to reduce, or "" if the
-// spec needs no more than n. A spec that does not ask for nodes gets all n.
+// ScaleNodes adapts the spec to n available nodes. It returns a sentence about the reduction, or "" if the spec needs
+// no more than n nodes. A spec that does not ask for nodes gets all n.
 func (s *Spec) ScaleNodes(n int) string {
 	at := slices.IndexFunc(s.Factors, func(f Factor) bool { return slices.Equal(f.paths, []string{nodesKnob.Name}) })
 	if at < 0 {

@@ -15,7 +15,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Overrides holds what the command line changes in a spec.
+// Overrides holds the changes of the command line to a spec.
 type Overrides struct {
 	Blocks   int      // 0: as the spec says
 	SampleHz int      // 0: as the spec says

@@ -7,9 +7,9 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// Phrases returns how the levels of the spec's factors read in sentences, in the order of the factors. A factor has a
-// phrase only if all settings that it sets have the same one and no other factor has it too; otherwise reports use the
-// factor's name.
+// Phrases returns the words with which sentences state the levels of the spec's factors, in the order of the factors. A
+// factor has a phrase only if all settings that it sets have the same phrase, and no other factor has that phrase.
+// Otherwise reports use the factor's name.
 func (s *Spec) Phrases() []record.Phrase {
 	var all []record.Phrase
 	for _, f := range s.Factors {

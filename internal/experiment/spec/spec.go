@@ -40,7 +40,7 @@ type Spec struct {
 	Precision *Precision    // how narrow intervals must be for the run to end; nil: it ends whatever their width
 	Until     time.Duration // how long a run without a number of blocks may take; 0: it ends after Blocks
 	Assert    []assertion.Assertion
-	Quick     *Quick   // what --quick changes
+	Quick     *Quick   // the short form; nil: --quick only limits the blocks and the window
 	Cluster   *Cluster // how it runs in pods; nil: on any nodes, with default times
 
 	places map[string]string // of the parts in the file, by path: file:line:column
@@ -63,7 +63,7 @@ type Factor struct {
 	cases map[string]map[string]string
 }
 
-// sets returns what the factor sets at a level, by path.
+// sets returns the values that the factor sets at a level, by the path of the setting.
 func (f *Factor) sets(level string) map[string]string {
 	if f.cases != nil {
 		return f.cases[level]

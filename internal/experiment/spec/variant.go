@@ -51,8 +51,8 @@ func (s *Spec) variants(arm string) (map[string]string, error) {
 	return values, nil
 }
 
-// As returns the spec as an arm runs it: with what the arm sets, if it is a variant of the baseline, without parts
-// whose count is then 0.
+// As returns the spec as an arm runs it. For a variant of the baseline, that is the spec with the settings that the
+// variant changes, without parts whose count is then 0; otherwise it is s itself.
 func (s *Spec) As(arm string) *Spec {
 	values, err := s.variants(arm)
 	if err != nil || len(values) == 0 { // the error was reported when the spec was read

@@ -49,8 +49,8 @@ func (p *Part) Place() (process.Place, error) {
 	return place, err
 }
 
-// Start starts the command in the group that Place has made, or inside what the subject launches for the part, such as
-// a sandbox. onEnd is as in process.Start.
+// Start starts the command in the group that Place has made, or inside the sandbox that the subject launches for the
+// part. onEnd is as in process.Start.
 func (p *Part) Start(ctx context.Context, c process.Command, onEnd func(error)) (*process.Running, error) {
 	if h, ok := p.Trial.Cgroups().CPU(); ok {
 		c.CgroupDir, _ = h.Dir(p.group.Path())
