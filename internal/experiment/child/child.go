@@ -51,7 +51,7 @@ type Options struct {
 type Process struct {
 	o     Options
 	cmd   *exec.Cmd
-	tails [2]Tail // of standard output and of standard error; without Options.Output the second has both
+	tails [2]Tail // ends of standard output and of standard error; without Options.Output the second has both
 	begun time.Time
 	done  time.Time // when it was reaped
 

@@ -119,7 +119,7 @@ func (o *Output) read() (wait time.Duration, open bool) {
 			got, err := unix.Read(p.fd, o.buf)
 			if got > 0 {
 				total += got
-				_, _ = p.tail.Write(o.buf[:got]) // it never fails
+				_, _ = p.tail.Write(o.buf[:got]) // Tail.Write never fails
 				o.Take(i, o.buf[:got])
 			}
 			switch {

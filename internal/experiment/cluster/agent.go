@@ -26,7 +26,7 @@ import (
 // Agent configures an agent. A duration of 0 selects the default in the field's comment.
 type Agent struct {
 	Hello       Hello
-	Address     string // of the coordinator, host:port
+	Address     string // the coordinator's address, host:port
 	Credentials Credentials
 	Patience    time.Duration      // how long it tries to join, both at first and after the connection breaks; 1 min
 	Silence     time.Duration      // how long until a silent coordinator is considered gone; 6 s

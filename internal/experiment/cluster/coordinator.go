@@ -28,7 +28,7 @@ import (
 
 // Options configures a coordinator. A duration of 0 selects the default in the field's comment.
 type Options struct {
-	Version     string // of tare, with its build; agents with another version are refused
+	Version     string // tare's version, with its build; agents with another version are refused
 	Credentials Credentials
 
 	Heartbeat time.Duration // between two pings of an agent, except while a trial is measured; 1 s
@@ -52,9 +52,9 @@ func (o Options) withDefaults() Options {
 const (
 	helloTimeout   = 5 * time.Second        // from the connection until the agent's hello
 	abandonTimeout = 15 * time.Second       // how long an agent may take to take down an abandoned trial
-	leadPerNode    = 2 * time.Millisecond   // to announce the start time to one more agent
-	clockReadings  = 8                      // of each node's clock before each trial
-	clockTimeout   = 500 * time.Millisecond // for one reading; a busy machine takes a few milliseconds
+	leadPerNode    = 2 * time.Millisecond   // time to announce the start time to one more agent
+	clockReadings  = 8                      // readings of each node's clock before each trial
+	clockTimeout   = 500 * time.Millisecond // limit for one reading; a busy machine takes a few milliseconds
 	idleTimeout    = 2 * helloTimeout       // how long until a connection without a stream is closed
 	maxWords       = 4 << 10                // bytes of an error message from an agent
 )
@@ -69,7 +69,7 @@ type Coordinator struct {
 	server *grpc.Server
 	door   *door
 	quiet  atomic.Int64   // agents are not pinged before this time, ns by pace.Now
-	wg     sync.WaitGroup // for the goroutines that serve and read
+	wg     sync.WaitGroup // counts the goroutines that serve and read
 	trials uint64
 
 	mu      sync.Mutex

@@ -325,7 +325,7 @@ const authorityHint = "run this where the authority's key is, or name another di
 type keysDir struct {
 	path  string
 	root  *os.Root
-	life  time.Duration // of a new authority and of the certificates that it issues
+	life  time.Duration // validity of a new authority and of the certificates that it issues
 	wrote []string
 	stop  func() bool // for tests: if it returns true, a write fails
 }

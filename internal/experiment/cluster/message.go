@@ -44,8 +44,8 @@ type message struct {
 // Hello introduces an agent to the coordinator. It is the agent's first message.
 type Hello struct {
 	record.Node
-	Version string `json:"version"` // of tare, with its build
-	PID     int    `json:"pid"`     // of the agent
+	Version string `json:"version"` // tare's version, with its build
+	PID     int    `json:"pid"`     // the agent's pid
 
 	// AllowCommands reports whether the agent runs specs that name commands, files and addresses.
 	AllowCommands bool `json:"allow_commands,omitempty"`
@@ -123,7 +123,7 @@ var service = grpc.ServiceDesc{ServiceName: serviceName, HandlerType: (*joiner)(
 const (
 	maxFromAgent       = 8 << 20
 	maxFromCoordinator = 2 << 20
-	maxShort           = 64 << 10 // for messages with neither a record nor a spec
+	maxShort           = 64 << 10 // limit for messages with neither a record nor a spec
 )
 
 // codec encodes messages as JSON.

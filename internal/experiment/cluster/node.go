@@ -22,8 +22,8 @@ import (
 // node is the coordinator's view of an agent.
 type node struct {
 	hello Hello
-	out   chan *message // to be sent
-	said  chan *message // its messages except pongs
+	out   chan *message // messages for the agent, which serve sends
+	said  chan *message // the agent's messages, except pongs
 	times chan reading  // readings of its clock
 	heard atomic.Int64  // when it last sent anything, ns by pace.Now
 	pings atomic.Uint64

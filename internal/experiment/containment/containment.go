@@ -61,7 +61,7 @@ type Stray struct {
 type Watch struct {
 	moves   *moves.Watch      // nil: processes that leave are not recorded
 	unseen  error             // why moves are not recorded
-	paths   map[string]string // of homes, by their directories
+	paths   map[string]string // paths of homes, by their directories
 	layout  *cgroup.Layout
 	fs      proc.FS
 	list    func() ([]Member, error)
@@ -70,7 +70,7 @@ type Watch struct {
 	at      uint64             // when the youngest process at the first edge began (proc.Process.Start)
 	clocks  map[int]Member     // the members and their clocks at the first edge, by pid
 	counted map[string]float64 // CPU time of the homes at the first edge, in seconds, by Home.Dir
-	strays  []Stray            // at the first edge
+	strays  []Stray            // strays at the first edge
 }
 
 // Begin examines the processes at the first edge. It calls list at each edge for the processes that exist then. They

@@ -23,7 +23,7 @@ type Machine struct {
 	// OpenWindow opens a window: it reads every counter at the given time (CLOCK_MONOTONIC, in nanoseconds), or at once
 	// if that time has passed. This is the window's first edge. If the context ends first, the error is its cause.
 	OpenWindow func(ctx context.Context, at int64) (Window, error)
-	Share      cluster.Share // of the machine, for all groups of a trial together
+	Share      cluster.Share // share of the machine for all groups of a trial together
 	Shared     bool          // other nodes of the same run run trials on this machine at the same time
 
 	// Stacks prepares to sample stacks during a window; nil: trials have no profiles.

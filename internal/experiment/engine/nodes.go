@@ -55,7 +55,7 @@ type nodeJob struct {
 	Spec    json.RawMessage     `json:"spec"` // resolved, at the trial's level
 	Planned record.PlannedTrial `json:"planned"`
 	Attempt int                 `json:"attempt,omitempty"`
-	Seed    uint64              `json:"seed"` // of the trial's arrivals, from which each node derives its own
+	Seed    uint64              `json:"seed"` // seed of the trial's arrivals; each node derives its own from it
 }
 
 // nodeRecord is the record that a node sends.

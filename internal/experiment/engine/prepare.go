@@ -17,7 +17,7 @@ import (
 // prepared holds the directory in which guests prepare files for a run.
 type prepared struct {
 	dir   *files.Scratch          // nil before prepare, or if nothing is to be prepared
-	parts map[string][]*kind.Part // of guests that prepare something, by the guest's subdirectory
+	parts map[string][]*kind.Part // parts of guests that prepare something, by the guest's subdirectory
 }
 
 // guestDir returns the subdirectory of a guest.

@@ -32,9 +32,9 @@ type Progress struct {
 	Blocks  int                 // in the plan, as extended so far
 	Open    bool                // the plan may be extended, depending on the run's precision, its assertions or the time
 	Next    record.PlannedTrial // the trial that begins now; zero value after the last
-	Attempt int                 // of Next, from 0
+	Attempt int                 // the number of the attempt at Next, from 0
 	Left    time.Duration       // estimated time left; for an open plan with a deadline, an upper bound
-	Look    int                 // for an open plan, after how many blocks Enough is called next; 0: never
+	Look    int                 // for an open plan, the number of blocks after which Enough is called next; 0: never
 	Why     string              // what was missing, as Enough last said
 	Note    string              // reported once: repeats of spoiled trials have been suspended, or resumed
 	Last    *record.Trial       // the trial that has just ended; nil before the first

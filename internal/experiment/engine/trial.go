@@ -43,8 +43,8 @@ type trial struct {
 	machine  Machine
 	spec     *spec.Spec // at the trial's level; each copy of a part is a part
 	arm      string
-	subject  *kind.Part // of the arm; nil: none
-	index    int        // in the plan; index and attempt make the names of the trial's groups unique
+	subject  *kind.Part // the arm's subject; nil: none
+	index    int        // place in the plan; index and attempt make the names of the trial's groups unique
 	attempt  int
 	dir      string                               // a temporary directory, for files that processes read
 	seed     uint64                               // of the loads' arrivals
@@ -68,10 +68,10 @@ type trial struct {
 	own        any                   // the value that Join of the subject returned; nil if it does not join
 	worker     *role.Child           // the subject's process that does measured work; nil if it does none
 	objects    *kind.Objects         // of the subject
-	pids       map[string][]int      // of the subject's processes at the end of the window, by component
+	pids       map[string][]int      // pids of the subject's processes at the end of the window, by component
 	killed     *oom.Watch            // processes killed because memory was short; nil: not watched
-	startTime  time.Duration         // from the start of the subject until it was ready
-	evidence   map[string]any        // by guest
+	startTime  time.Duration         // time from the start of the subject until it was ready
+	evidence   map[string]any        // results of kind.Evidence, by the guest's name
 	subjectRaw json.RawMessage
 	profile    *pprof.Profile                       // of the window; nil: none
 	keep       func(name string, data []byte) error // writes a profile to the run directory
@@ -199,7 +199,7 @@ func (x *trial) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, launches := x.own.(kind.Launcher) // its runtime moves processes between groups
+	_, launches := x.own.(kind.Launcher) // a launcher's runtime moves processes between groups
 	watch, err := x.tree.Watch(!launches)
 	if err != nil {
 		return err

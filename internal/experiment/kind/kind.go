@@ -215,7 +215,7 @@ type SetupChecker interface {
 
 // ElsewhereError is an error about a part other than the one that was checked.
 type ElsewhereError struct {
-	Path string // of that part, such as loads.client
+	Path string // place of the part in the spec, such as loads.client
 	Err  error
 }
 

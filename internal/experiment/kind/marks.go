@@ -27,7 +27,7 @@ type Marks struct {
 // Logs names the containers of an installed subject whose logs have a line for each event that the subject delivers,
 // and recognizes those lines.
 type Logs struct {
-	Of    charge.Rule // its namespace is a name, not a pattern
+	Of    charge.Rule // selects the containers; its namespace is a name, not a pattern
 	Event func(line []byte) bool
 }
 

@@ -34,7 +34,7 @@ type Part struct {
 	Kind    Guest
 	To      string // loads: the application to which it connects
 	Options param.Values
-	Limits  param.Values // of its control group; empty: none
+	Limits  param.Values // limits of its control group; empty: none
 }
 
 // Name returns the name of its kind.

@@ -143,7 +143,7 @@ func (k KilledInside) In(who string) string {
 
 // Launch describes an application, or a load with About.RunsInside, that a Launcher must start.
 type Launch struct {
-	Name string // of the part, or of its copy
+	Name string // name of the part, or of its copy
 	Part *Part
 	Dirs []string // directories of this machine in which the part works; it must find them at the same paths
 
@@ -188,11 +188,11 @@ type Owners interface {
 // Trial is the current trial, as a guest's hooks see it. Its methods may be used concurrently.
 type Trial interface {
 	Self() string // path of the tare binary
-	Dir() string  // for files that processes read, absolute; removed with the run's files
+	Dir() string  // absolute path of a directory for files that processes read; removed with the run's files
 	// Prepared returns the directory that a guest prepared for the run; empty if the guest is not a Preparer.
 	Prepared(r Role, guest string) string
 	Arm() string     // the arm that runs
-	Setup() *Setup   // at the trial's level; each copy of a part is a part
+	Setup() *Setup   // the parts at the trial's level; each copy of a part is a part
 	WorkDir() string // cgroup v2 directory of the group of applications and loads; empty without a v2 hierarchy
 	Cgroups() *cgroup.Layout
 

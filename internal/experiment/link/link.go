@@ -102,7 +102,7 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 	for _, link := range all {
 		a := link.Attrs()
 		if !o.Ended(a.Alias, "the network interface "+a.Name) {
-			continue // not ours, or of a run that may still go on
+			continue // not of a run of tare, or of a run that may still go on
 		}
 		if o.DryRun {
 			removed = append(removed, a.Name)

@@ -32,7 +32,7 @@ const Slices = 20
 // Slice is one part of a window.
 type Slice struct {
 	Done int64   `json:"done"`                // requests answered without error
-	P50  float64 `json:"latency_p50_seconds"` // their median latency, to 1 %; 0 if there are none
+	P50  float64 `json:"latency_p50_seconds"` // median latency of these requests, to 1 %; 0 if there are none
 }
 
 // Result holds the measurements of a load generator between the two edges of its schedule (role.Schedule). Requests
@@ -47,9 +47,9 @@ type Result struct {
 	TargetRate     float64 `json:"target_rate"`     // per second; 0 when closed
 	Rate           float64 `json:"rate"`            // requests answered without error in the window, per second
 	Intended       int64   `json:"intended"`        // requests in the schedule
-	Sent           int64   `json:"sent"`            // those of Intended that were started
-	Done           int64   `json:"done"`            // those of Sent that were answered without error, also in the drain
-	Late           int64   `json:"late"`            // those of Done that were answered after the window (in the drain)
+	Sent           int64   `json:"sent"`            // requests of Intended that were started
+	Done           int64   `json:"done"`            // requests of Sent that were answered without error, also in the drain
+	Late           int64   `json:"late"`            // requests of Done that were answered after the window (in the drain)
 	Unfinished     int64   `json:"unfinished"`      // sent, but neither done nor failed when the drain ended
 	Connections    int     `json:"connections"`     // requested number of concurrent connections
 	MaxConnections int     `json:"max_connections"` // the most that were open at once
@@ -85,7 +85,7 @@ type Result struct {
 	// Own holds results that only this generator reports, in a form that its package declares; nil if there are none.
 	Own json.RawMessage `json:"own,omitempty"`
 
-	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window
+	CPUSeconds float64 `json:"cpu_seconds"` // CPU time of the generator's process in the window
 	CPUs       float64 `json:"cpus"`        // CPUs that the generator could have used: its limit or affinity
 }
 
@@ -100,7 +100,7 @@ func (r *Result) Answers() (n int64, known bool) {
 	if r.Finished != nil {
 		return *r.Finished, true
 	}
-	over := float64(r.Late + r.Unfinished + r.Intended - r.Sent) // not over when the window ended
+	over := float64(r.Late + r.Unfinished + r.Intended - r.Sent) // requests that had not ended when the window did
 	most := mostQueued * float64(r.Done)
 	return r.Done, r.Mode == Closed || over <= most || over <= most+float64(r.UnderWay())
 }

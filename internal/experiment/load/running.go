@@ -31,7 +31,7 @@ type Running struct {
 
 	// Effective is the number of requests of equal weight that would carry as much information as the undisturbed ones.
 	Effective     float64 `json:"effective"`
-	LargestWeight float64 `json:"largest_weight"` // of an undisturbed request; 1 if no correction was needed
+	LargestWeight float64 `json:"largest_weight"` // the largest weight of an undisturbed request; 1: none was corrected
 	// LostShare estimates the fraction of all requests that wait in queues so long that no request with such a history
 	// stayed untouched.
 	LostShare float64 `json:"lost_share"`

@@ -32,8 +32,8 @@ const (
 
 // Disturbance describes the use of the machine by others during a window, as fractions of its CPU time.
 type Disturbance struct {
-	Stolen   float64  // by the hypervisor
-	Foreign  float64  // by tasks outside the trial's control groups, except this process
+	Stolen   float64  // CPU time that the hypervisor took
+	Foreign  float64  // CPU time of tasks outside the trial's control groups, except this process
 	Occupied float64  // the part of Foreign in stretches in which a task held a CPU without a break
 	Culprits []string // names of the commands, or else the control groups, that used the most, in descending order
 	// Mixed is true if processes of the trial were outside its control groups. Their CPU time is in Foreign, and cannot be

@@ -167,7 +167,7 @@ type LoadJudge struct {
 	part   *kind.Part  // nil if the spec has no such load
 	works  bool        // it is the work of a subject, not a load
 	copies bool        // other copies of the same load had requests answered
-	stalls role.Stalls // of the machine, in the window
+	stalls role.Stalls // stalls of the machine in the window
 }
 
 // Trip adds a trip of a gate.

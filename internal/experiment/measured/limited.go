@@ -41,7 +41,7 @@ var limitMetrics = []Metric{
 		Value: func(m *Measured) (most float64, ok bool) {
 			for _, g := range m.limited() {
 				if g.CPUSeconds == nil {
-					return 0, false // this may be the group with the largest share
+					return 0, false // the unknown share may be the largest
 				}
 				most, ok = max(most, Rate(*g.CPUSeconds, m.Ledger.Window.Seconds)/g.limit), true
 			}

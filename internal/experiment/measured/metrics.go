@@ -106,9 +106,9 @@ type Measured struct {
 	// Start is the time in seconds from the start of the subject's process until it was ready; 0: it was running before.
 	Start float64
 
-	Processes map[string][]int // of the subject's components at the end of the window: PIDs by component
+	Processes map[string][]int // PIDs in the subject's groups at the end of the window, by component
 
-	roles map[string]GroupRole // of the trial's groups, by path: see SetRoles
+	roles map[string]GroupRole // roles of the trial's groups, by path: see SetRoles
 }
 
 // Nowhere is the Tree of a trial whose groups have no common parent, such as those of pods. Then all groups with a

@@ -69,7 +69,7 @@ func (m *Measured) disturbedShare() (float64, bool) {
 	sum := load.Running{}
 	for _, r := range m.Loads {
 		if r.Running == nil {
-			continue // it does not classify its requests
+			continue // this load does not classify its requests
 		}
 		sum.Disturbed += r.Running.Disturbed
 		sum.Undisturbed += r.Running.Undisturbed

@@ -23,7 +23,7 @@ type Pool struct {
 	Tells   bool        // the trial's ledger covers the machine that all nodes share, over the window
 	Outside Disturbance // what other processes used of that machine; zero if nodes are separate machines
 
-	good []*record.Trial // of the nodes that did not fail
+	good []*record.Trial // records of the nodes at which the trial did not fail
 }
 
 func (p *Pool) whole() bool { return len(p.good) == len(p.Trial.Nodes) }

@@ -43,15 +43,15 @@ const (
 	helloWithin = 10 * time.Second // from the connection to the hello
 	atATime     = 256              // connections whose peers have not yet proved that they have the secret
 	maxPlay     = 64 << 10         // bytes of the first message
-	dialWithin  = 2 * time.Second  // for one connection to the address that a load is to reach
-	reachWithin = 20 * time.Second // for all attempts together
+	dialWithin  = 2 * time.Second  // limit for one attempt to connect to the address that a load needs
+	reachWithin = 20 * time.Second // limit for all attempts together
 	reachPause  = 50 * time.Millisecond
 	maxSaid     = 32 << 20 // bytes that either side may send in all; the histograms of a load take about 100 KB
 )
 
 // play is the message that starts a part.
 type play struct {
-	Version string   `json:"version"`         // of tare, with its build; both sides must have the same
+	Version string   `json:"version"`         // tare's version, with its build; both sides must have the same
 	Reach   string   `json:"reach,omitempty"` // an address that must accept connections first; empty: none
 	Args    []string `json:"args"`            // as for kind.Play
 }

@@ -14,7 +14,7 @@ import (
 
 // Secret holds what only a part and its trial know.
 type Secret struct {
-	Token string // of the run, random
+	Token string // a random text, the same for all parts of the run
 	Pod   string // the name of the part's pod: a connection to another part of the run cannot take this one's place
 }
 

@@ -31,11 +31,11 @@ type Owners struct {
 
 	hs       []*cgroup.Hierarchy
 	given    []string         // trees whose runs count as ended if their state is not visible here
-	found    map[string]found // by tree
+	found    map[string]found // results of find, by tree
 	settled  bool             // the owners of all trees have been judged since the last wait for one
 	waitEnd  time.Time        // when the last wait for an owner that is ending must be over
 	wouldEnd map[int]bool     // processes that a dry run treats as ended
-	locks    []*os.File       // on trees whose owners have ended, held so that no other process takes them
+	locks    []*os.File       // locks on trees whose owners have ended, held so that no other process takes them
 	left     []Left
 }
 

@@ -290,7 +290,7 @@ func (*Owners) EndMarked(tree string) error {
 // may be in any group of the tree, because a container runtime moves processes between groups. The caller must close
 // the watch.
 func (t *Tree) Watch(apart bool) (*containment.Watch, error) {
-	paths := map[string]string{} // of the groups that processes must not leave, by their directories
+	paths := map[string]string{} // paths of the groups that processes must not leave, by the groups' directories
 	if h, ok := t.layout.CPU(); ok {
 		paths[t.dir(h, "")] = t.home("", false).Path
 		t.mu.Lock()
@@ -319,8 +319,8 @@ func (t *Tree) members(apart bool) ([]containment.Member, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	whole := t.home("", false)
-	homes := map[uint64]*containment.Home{} // by the mark of a group
-	of := map[int]*containment.Home{}       // by pid
+	homes := map[uint64]*containment.Home{} // the homes of groups, by the group's mark
+	of := map[int]*containment.Home{}       // the homes of processes, by pid
 	first := uint64(math.MaxUint64)
 	for _, g := range t.groups {
 		if g.inner {

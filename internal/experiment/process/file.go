@@ -21,8 +21,8 @@ const (
 
 // File is a user's file with placeholders in it.
 type File struct {
-	Name string // in the command's directory; not a path
-	Path string // of the user's file, relative to this process's working directory
+	Name string // the file's name in the command's directory; not a path
+	Path string // path of the user's file, relative to this process's working directory
 	Sum  string // SHA-256 of the user's file as At read it, in hexadecimal; empty before
 }
 

@@ -115,10 +115,10 @@ type Existing struct {
 	// with others: then its use is known only from its processes.
 	Path string
 	Dir  string // the group's directory in the hierarchy that counts CPU time; empty if Path is
-	PIDs []int  // its processes, in order
+	PIDs []int  // the pids of its processes, in ascending order
 
 	cpu   *cgroup.Hierarchy // the hierarchy that counts CPU time; nil: there is none, and the target is a process
-	pid   int               // of the process, if the target is one
+	pid   int               // the process's pid, if the target is a process
 	start uint64            // when that process began (proc.Process.Start)
 	// inode is the inode number of Dir when Watch was called; 0 before. A group that was removed and made again has
 	// another number.

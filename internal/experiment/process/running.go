@@ -40,7 +40,7 @@ type Running struct {
 	child.Process
 	command Command
 
-	out    child.Output // its lock guards the four fields below
+	out    child.Output // the lock of out guards the four fields below
 	lines  [2][]byte    // the current, incomplete line of standard output and of standard error
 	output []byte       // the end of standard output, up to twice Command.Capture bytes
 	cut    int64        // bytes of standard output that were dropped before those in output
@@ -49,7 +49,7 @@ type Running struct {
 	left []proc.Process // processes that had to be killed after it ended by itself; set at its end
 
 	endMu    sync.Mutex
-	deadline time.Time      // for its processes to end, after Stop
+	deadline time.Time      // when its processes must have ended, after Stop or Kill
 	hurry    bool           // set by Kill: processes that it leaves behind get no time
 	seen     []proc.Process // its processes before Stop or Kill: some may outlive their parents
 }

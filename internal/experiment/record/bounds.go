@@ -28,7 +28,7 @@ const (
 
 	maxRunBytes    = 16 << 20
 	maxTrialBytes  = 16 << 20
-	maxTrialsBytes = 1 << 30  // of all lines
+	maxTrialsBytes = 1 << 30  // bytes of all lines together
 	maxKept        = 96 << 20 // bytes of memory for all trials, as decoded for a report
 
 	// Limits of one document: objects, arrays and elements of arrays; members of objects; depth of nesting. An element of

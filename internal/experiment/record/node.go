@@ -5,7 +5,7 @@ type Nodes struct {
 	// Local is true if all nodes ran on the coordinator's machine, each with a private network namespace and separate
 	// control groups.
 	Local bool `json:"local"`
-	Count int  `json:"count"` // of nodes that joined
+	Count int  `json:"count"` // number of nodes that joined
 	// CPUs is, for local nodes, how many CPUs the groups of a trial at one node may use together; 0: no limit.
 	CPUs   float64 `json:"cpus_each,omitempty"`
 	Scaled string  `json:"scaled,omitempty"` // which parts of the spec were left out because there were too few nodes
@@ -14,7 +14,7 @@ type Nodes struct {
 
 // Node is one machine of a run.
 type Node struct {
-	Name     string `json:"name"` // as its certificate has it
+	Name     string `json:"name"` // the name in the node's certificate
 	Hostname string `json:"hostname"`
 	Kernel   string `json:"kernel"`
 	CPUs     int    `json:"cpus"`

@@ -13,7 +13,7 @@ type Pictured struct {
 type Series struct {
 	Name    string       `json:"name"`    // the title of its chart: what is measured, and how it is divided into parts
 	Unit    string       `json:"unit"`    // as in package quantity
-	Seconds []float64    `json:"seconds"` // of each moment, since the window opened; negative before
+	Seconds []float64    `json:"seconds"` // time of each moment since the window opened; negative before that
 	Parts   []SeriesPart `json:"parts"`   // parts with the same Of are adjacent
 }
 

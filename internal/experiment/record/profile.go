@@ -33,7 +33,7 @@ type Profile struct {
 
 // FunctionTime is the CPU time that one function used in one part of a trial.
 type FunctionTime struct {
-	Part string `json:"part"` // of the trial: "the application web", "the load clients", "the subject's agent"
+	Part string `json:"part"` // part of the trial: "the application web", "the load clients", "the subject's agent"
 	profile.Function
 	Samples int     `json:"samples"`
 	Seconds float64 `json:"seconds"` // CPU time in the window

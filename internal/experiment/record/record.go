@@ -91,7 +91,7 @@ type Run struct {
 // Phrase holds the words with which sentences state the levels of one factor: "with 64 connections".
 type Phrase struct {
 	Factor string            `json:"factor"`
-	Words  map[string]string `json:"words"` // by level; those of "" are for all other levels, and {} stands for the level
+	Words  map[string]string `json:"words"` // by level; "" is for all other levels, and {} stands for the level
 }
 
 // Of returns the phrase of one level, or "".
@@ -163,7 +163,7 @@ func (e *Environment) InCluster() bool { return strings.HasPrefix(e.Hostname, Cl
 
 // Installed is Trial.Subject of a subject that was installed in a cluster.
 type Installed struct {
-	Images map[string]string `json:"images"` // of its containers, by name; several in order, separated by commas
+	Images map[string]string `json:"images"` // by the name of the container; several images are separated by commas
 }
 
 // AddVersion adds a version, or several separated by commas, to the versions of a program. They are sorted, without
@@ -180,7 +180,7 @@ func AddVersion(versions map[string]string, program, version string) {
 
 const (
 	versionSeparator = ", "
-	maxVersions      = 8 // of one program
+	maxVersions      = 8 // versions that are kept of one program
 )
 
 // Trial is one line of trials.jsonl: one arm at one level of each factor, run once, with fresh processes.
@@ -193,7 +193,7 @@ type Trial struct {
 	Started time.Time              `json:"started"`
 	Ended   time.Time              `json:"ended"`
 	Loads   map[string]load.Result `json:"loads"`            // by the name of the load in the spec
-	Work    *load.Result           `json:"work,omitempty"`   // of a subject that works by itself
+	Work    *load.Result           `json:"work,omitempty"`   // result of a subject that works by itself
 	Events  *Events                `json:"events,omitempty"` // if the load makes events that are counted
 	// Ledger is the ledger of the measured window; nil if the trial failed before the window.
 	Ledger  *ledger.Ledger            `json:"ledger"`
@@ -230,8 +230,8 @@ func (t *Trial) Warned() []ledger.Warning {
 // independently. The losses that the tracer reports are a fourth count, which the others do not rely on. Expected,
 // AtMost, Delivered, Late, AtExit and SaidLost are nil if there is no tracer.
 type Events struct {
-	Generated int64 `json:"generated"` // by the load: execs that succeeded, from its first to its last
-	Failed    int64 `json:"failed"`    // by the load: execs that failed
+	Generated int64 `json:"generated"` // execs of the load that succeeded, from its first to its last
+	Failed    int64 `json:"failed"`    // execs of the load that failed
 	*KernelCount
 	Scope string `json:"scope,omitempty"` // whether the tracer delivers the events of the group or of the machine
 	// Expected is the number of events that the tracer should deliver: Counted, plus Elsewhere if its scope is the

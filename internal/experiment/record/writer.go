@@ -25,7 +25,7 @@ type Writer struct {
 	run    string   // the ID of the run
 	root   *os.Root // the directory that Create or Continue opened; another may be at its path by now
 	trials *os.File
-	size   int64 // of trials, in bytes, without a line that could not be written whole
+	size   int64 // size of the trials file in bytes, without a line that could not be written whole
 
 	// What a reader would need for the trials, which must stay within the reader's limits.
 	lines   int

@@ -24,7 +24,7 @@ type Overrides struct {
 
 	Precision string        // as in a spec: 5%; empty: as the spec says
 	Until     time.Duration // 0: as the spec says
-	Assert    []string      // in addition to those of the spec
+	Assert    []string      // assertions in addition to the spec's
 }
 
 // Apply changes the spec. Its errors are faults with code Usage.

@@ -58,7 +58,7 @@ func Parse(file string, data []byte, features []string) (*Spec, error) {
 type decoder struct {
 	document.File
 	features []string
-	places   map[string]document.Node // of the parts, by path
+	places   map[string]document.Node // where each part is defined, by the part's path
 }
 
 var specKeys = []string{
@@ -291,7 +291,7 @@ func (d *decoder) parts(n document.Node, section, what string, as kind.Role, int
 // The keys by which a part names its kind.
 const (
 	kindKey    = "kind"
-	subjectKey = "subject" // in an arm
+	subjectKey = "subject" // the key in arms
 )
 
 // part reads one application, load or arm. The kind is read first, because it decides which other keys there are.

@@ -43,7 +43,7 @@ type Spec struct {
 	Quick     *Quick   // the short form; nil: --quick only limits the blocks and the window
 	Cluster   *Cluster // how it runs in pods; nil: on any nodes, with default times
 
-	places map[string]string // of the parts in the file, by path: file:line:column
+	places map[string]string // where each part is defined (file:line:column), by the part's path
 }
 
 // Precision says how narrow intervals must be for a run to end.
@@ -360,7 +360,7 @@ func (s *Spec) checkSize() error {
 	places := len(s.AllArms())
 	for _, f := range s.Factors {
 		if places > maxPlaces {
-			break // before it overflows
+			break // multiplying further could overflow
 		}
 		places *= len(f.Levels)
 	}

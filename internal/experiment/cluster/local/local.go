@@ -46,8 +46,8 @@ type Handed struct {
 	Name        string              `json:"name"`
 	Join        string              `json:"join"` // address of the coordinator
 	Credentials cluster.Credentials `json:"credentials"`
-	Address     netip.Prefix        `json:"address"` // of the agent's end of its link
-	Dir         string              `json:"dir"`     // for the files of its trials
+	Address     netip.Prefix        `json:"address"` // address of the agent's end of its link
+	Dir         string              `json:"dir"`     // directory for the files of its trials
 }
 
 // HandedFlag is the flag of 'tare node' that gives the number of the descriptor from which the agent reads a Handed.
@@ -57,7 +57,7 @@ const (
 	handedFD    = 3 // the first of child.Command.Files
 	joinTimeout = 60 * time.Second
 	keysLife    = 30 * 24 * time.Hour // longer than any run
-	stopTimeout = 20 * time.Second    // for an agent to take its trial down
+	stopTimeout = 20 * time.Second    // limit for an agent to take its trial down
 	// agentsWeight is the weight of all agents together (placement.Limits). Agents do little work, but they must not wait
 	// for the processes that they measure.
 	agentsWeight = 16

@@ -15,8 +15,8 @@ import (
 
 // The methods, which differ in where the history of a request begins.
 const (
-	BusyPeriods = "busy-periods" // at the start of its busy period: exact
-	Backlog     = "backlog"      // when the requests in flight last fell to their usual number: approximate
+	BusyPeriods = "busy-periods" // begins at the start of the request's busy period: exact
+	Backlog     = "backlog"      // begins when the requests in flight last fell to their usual number: approximate
 	// Requests: at its own start, if all requests that the last stall delayed have ended by then; for closed loops
 	Requests = "requests"
 )
@@ -274,7 +274,7 @@ func (c *classifier) byRequest() *split {
 func (c *classifier) usual() (level int, steady bool) {
 	ends := c.ends()
 	type arrival struct {
-		age   int64 // since the last stall
+		age   int64 // time since the end of the last stall, ns
 		found int
 	}
 	var all []arrival

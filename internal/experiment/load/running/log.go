@@ -29,7 +29,7 @@ package running
 type Request struct {
 	Intended int64   // CLOCK_MONOTONIC
 	Sent     float32 // after Intended
-	Done     float32 // after Intended; its end, successful or not
+	Done     float32 // when it ended, successfully or not; after Intended
 	OwnLag   float32 // how late the generator itself was; negative: no schedule applies (closed loop)
 	Connect  float32 // the handshake; negative: there was none
 	failed   bool

@@ -18,7 +18,7 @@ import (
 // Part is a command in a trial. The caller must close it, even after an error.
 type Part struct {
 	Trial kind.Trial
-	Name  string // of the part
+	Name  string // the name of the part
 
 	group   kind.Group
 	dir     string // its private directory, after Place

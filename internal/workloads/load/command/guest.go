@@ -25,7 +25,7 @@ func (guest) About() kind.About {
 	return kind.About{
 		Name: Generator, Summary: "any load generator, as a command line, measured from outside and by what it prints",
 		Settings: Settings, Protocol: kind.AnyProtocol,
-		StandsAlone: true, // for example, a load that reads a disk
+		StandsAlone: true, // such as a load that reads a disk
 		RunsInside:  func(v param.Values) bool { return v.On(settingIn) },
 	}
 }

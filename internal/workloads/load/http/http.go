@@ -111,13 +111,13 @@ type Options struct {
 	Protocol    Protocol      // default http1
 	Streams     int           // concurrent requests on a connection, for HTTP/2 and gRPC; default 1
 	Rate        float64       // requests per second over all connections; 0 for closed loop
-	Arrivals    pace.Arrivals // in open loop
-	Seed        uint64        // of Poisson arrivals
-	Connections int           // open at once
+	Arrivals    pace.Arrivals // distribution of starts in open loop
+	Seed        uint64        // seed of Poisson arrivals
+	Connections int           // number of connections that are open at once
 	KeepAlive   bool
 	Threads     int           // default: 1 up to 50,000/s in open loop, else 2 if there are 2 CPUs; at most Connections
 	Drain       time.Duration // how long to wait for responses after the window; negative: not at all
-	Timeout     time.Duration // for one request, from when it was sent
+	Timeout     time.Duration // limit for one request, from when it was sent
 	Method      string        // default GET, or POST with a body or for gRPC
 	Body        int           // bytes of request body; for gRPC, of the value in the message; for TCP, at least 1
 	Headers     []string      // additional headers, "Name: value"

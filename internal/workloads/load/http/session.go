@@ -80,13 +80,13 @@ type session struct {
 	owner   owner
 	codec   *codec
 	request *request2 // the request, which is sent on every stream
-	out     []byte    // to be written
+	out     []byte    // bytes to be written to the server
 	replies int       // upper bound of the bytes in out that acknowledge SETTINGS and PING
 
 	reader  *http2.Framer
 	in      bytes.Reader
 	torn    []byte            // beginning of a frame, kept by the owner until the rest arrives
-	header  http2.FrameHeader // of the current incoming frame
+	header  http2.FrameHeader // header of the current incoming frame
 	started bool              // header is valid
 	data    dataFrame
 	idle    int // consecutive frames that advanced no request

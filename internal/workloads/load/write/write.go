@@ -57,12 +57,12 @@ const (
 // Options configures the load.
 type Options struct {
 	Rate      float64       // writes per second of all threads together; 0 for closed loop
-	Arrivals  pace.Arrivals // in open loop
-	Seed      uint64        // of Poisson arrivals, and of the written data
+	Arrivals  pace.Arrivals // distribution of starts in open loop
+	Seed      uint64        // seed of Poisson arrivals, and of the written data
 	Workers   int           // threads: the most concurrent writes; 0: one for each CPU that this process may use
 	Size      int           // bytes of a write
-	Sync      string        // after each write: SyncNone, SyncFile or SyncData
-	Directory string        // below which the load makes its directory; empty: the system's directory for temporary files
+	Sync      string        // the system call after each write: SyncNone, SyncFile or SyncData
+	Directory string        // parent of the load's own directory; empty: the system's directory for temporary files
 	Limit     int64         // the most bytes that all files together have at any time
 	Drain     time.Duration // how long after the window the window's writes may still begin and end
 	Spin      time.Duration // longest wait during which a thread spins; default pace.DefaultSpin, negative: none

@@ -45,7 +45,7 @@ type Reading struct {
 	// failures overlap or cover only some of the requests.
 	ErrorsAtLeast int64 `json:"errors_at_least,omitempty"`
 
-	headings map[string]bool // by heading of quantiles: whether a quantile below it was parsed
+	headings map[string]bool // whether a quantile below a heading was parsed, by heading
 	zero     []string        // names of values that the tool printed as 0
 	both     [][2]string     // part and name of latencies that the tool printed with different values
 	left     int64           // requests that count in the tool's rate but not in Requests
@@ -54,14 +54,14 @@ type Reading struct {
 
 // Part is the result of one operation, or of all of them together. A field is nil if the tool does not print it.
 type Part struct {
-	Name     string   `json:"name,omitempty"`         // of the operation or job: SET, "job read"
+	Name     string   `json:"name,omitempty"`         // name of the operation or job: SET, "job read"
 	Requests *int64   `json:"requests,omitempty"`     // completed requests, including failed ones if the tool counts those
 	Errors   *int64   `json:"errors,omitempty"`       // requests that failed, or got a response with an error status
 	Beside   int64    `json:"beside,omitempty"`       // the part of the failed requests that is not in Requests
 	Seconds  *float64 `json:"seconds,omitempty"`      // how long it ran
 	Rate     *float64 `json:"rate,omitempty"`         // requests per second
 	Bytes    *int64   `json:"bytes,omitempty"`        // transferred
-	Mean     *float64 `json:"mean_seconds,omitempty"` // of the latency, by the tool's clock, as are the fields below
+	Mean     *float64 `json:"mean_seconds,omitempty"` // mean latency, by the tool's clock, like the latencies below
 	P50      *float64 `json:"p50_seconds,omitempty"`
 	P90      *float64 `json:"p90_seconds,omitempty"`
 	P99      *float64 `json:"p99_seconds,omitempty"`
