@@ -100,14 +100,14 @@ var (
 		Doc: "whether the kernel counts runs and run time of eBPF programs, at 20 to 50 ns a run; false: no eBPF " +
 			"run time"}
 	repeatKnob = param.Setting{Name: "repeat", Type: param.TypePart, Default: "50%", Max: 10,
-		Doc: "most time for repeating trials that others than the subject spoiled, as a part of the planned time; 0%: " +
-			"none is repeated"}
+		Doc: "most time for repeating trials that something other than the subject spoiled, as a part of the planned " +
+			"time; 0%: no trial is repeated"}
 	precisionKnob = param.Setting{Name: "precision", Type: param.TypePart, Min: 0.001, Max: 1,
 		Doc: "half-width of intervals at which the run ends, as a part of the value, or of the baseline's for a " +
 			"difference"}
 	untilKnob = param.Setting{Name: "until", Type: param.TypeDuration, Min: 1, Max: 7 * 24 * 3600,
-		Doc: "time after which no further block begins. With `precision`, 30m when left out. Without `precision`, a " +
-			"run that has this goes on until then, whatever `blocks` says"}
+		Doc: "time after which no further block begins; with `precision`, 30m when left out. Without `precision`, the run " +
+			"goes on until then, whatever `blocks` is"}
 
 	wholeKnobs = []param.Setting{samplingKnob, statisticsKnob, repeatKnob, untilKnob}
 )

@@ -31,7 +31,6 @@ func burning(v param.Values, r Ready) string {
 	return fmt.Sprintf("burning %s of each CPU with %s (Ctrl-C ends it)", v["share"], threads)
 }
 
-// Play runs the application's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return Run(ctx, Options{Share: v.Float("share")}, conn)
 }

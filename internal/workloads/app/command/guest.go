@@ -19,7 +19,7 @@ type guest struct{}
 
 func (guest) About() kind.About {
 	return kind.About{
-		Name: "command", Summary: "any server: a command line, or what runs already", Settings: Settings,
+		Name: "command", Summary: "any server: a command line, or a running program", Settings: Settings,
 		Protocol: kind.AnyProtocol,
 	}
 }

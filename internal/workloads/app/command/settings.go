@@ -15,8 +15,8 @@ const observe = "observe"
 // Settings are the settings of any command, and the setting for observing a program instead of starting one.
 var Settings = append(slices.Clone(process.Settings), param.Setting{
 	Name: observe, Type: param.TypeText, Reach: param.ReachProcess,
-	Doc: "instead of `command`: what runs already, `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`; never " +
-		"started, moved, limited or stopped; needs `address`",
+	Doc: "instead of `command`: a running program, as `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`; it is " +
+		"never started, moved, limited or stopped; needs `address`",
 })
 
 // ofStarting are the settings that apply only if a command is started.
@@ -34,7 +34,7 @@ func check(v param.Values) error {
 	case observes:
 		return checkObserved(v)
 	case !starts:
-		return fmt.Errorf(`needs a "command", the command line that starts it, or %q, what runs already`, observe)
+		return fmt.Errorf(`needs a "command", the command line that starts it, or %q, a running program`, observe)
 	}
 	_, err := process.OptionsOf(v)
 	return err
@@ -43,11 +43,11 @@ func check(v param.Values) error {
 func checkObserved(v param.Values) error {
 	for _, name := range ofStarting {
 		if _, set := v[name]; set {
-			return fmt.Errorf("%q cannot be combined with %q, which names what runs already", name, observe)
+			return fmt.Errorf("%q cannot be combined with %q, which names a running program", name, observe)
 		}
 	}
 	if v["address"] == "" {
-		return fmt.Errorf(`needs an "address", host:port, where what it observes is reached`)
+		return fmt.Errorf(`needs an "address", the host:port at which the observed program is reached`)
 	}
 	if v.Float("count") > 1 {
 		return errors.New(`an observed application exists once: leave out the "count"`)

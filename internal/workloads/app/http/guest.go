@@ -70,7 +70,6 @@ func (guest) At(at kind.Site) param.Values {
 	return param.Values{listenKey: net.JoinHostPort(cmp.Or(at.Host, "127.0.0.1"), strconv.Itoa(at.Port))}
 }
 
-// Play runs the application's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {

@@ -111,7 +111,8 @@ func (j *joined) onEnd(err error) {
 	}
 }
 
-// Result waits for the program if its output is to be parsed, and otherwise stops it.
+// Result returns the program's result. If the program's output is to be parsed, it waits for the program until the
+// drain is over. It stops a program that still runs then.
 func (j *joined) Result(ctx context.Context) (r load.Result, err error) {
 	stopped, err := j.finish(ctx)
 	if err != nil {

@@ -54,7 +54,6 @@ func (guest) At(at kind.Site) param.Values {
 	return v
 }
 
-// Play runs the load's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {

@@ -60,8 +60,8 @@ func take(fd int, t *secure, p []byte) (int, unix.Errno) {
 	return sysRead(fd, p)
 }
 
-// secure is TLS over a non-blocking socket. Like those of the socket, its reads and writes do what they can at once,
-// and otherwise return EAGAIN.
+// secure is TLS over a non-blocking socket. Its reads and writes behave like the socket's: they do what they can at
+// once, and otherwise return EAGAIN.
 //
 // crypto/tls can resume a record after a read that got too little data (a Temporary error), but not a handshake. The
 // handshake is therefore a coroutine, which is suspended while it would wait. The thread that started it must also

@@ -31,7 +31,6 @@ func (guest) About() kind.About {
 	}
 }
 
-// Play runs the load's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return Run(ctx, Options{Interval: v.Duration("interval")}, conn)
 }

@@ -28,7 +28,6 @@ func (guest) About() kind.About {
 	}
 }
 
-// Play runs the load's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {

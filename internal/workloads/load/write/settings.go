@@ -25,11 +25,11 @@ var Settings = []param.Setting{
 		Doc:    "bytes of a write, appended"},
 	{Name: "sync", Type: param.TypeWord, Default: SyncNone, Words: []string{SyncNone, SyncFile, SyncData},
 		Phrase: map[string]string{"": "with {}", SyncNone: "without sync"},
-		Doc:    "after each write"},
+		Doc:    "system call after each write"},
 	{Name: "directory", Type: param.TypeText, Reach: param.ReachFile,
 		Doc: "where the load makes and removes a directory; the system's temporary one when left out"},
 	{Name: "limit", Type: param.TypeBytes, Default: "67108864", Min: 1, Max: 1 << 40,
-		Doc: "bytes of all files, at most; the oldest are cut off"},
+		Doc: "most bytes of all files together; the oldest files are truncated"},
 	{Name: "drain", Type: param.TypeDuration, Default: "1s", Max: 600,
 		Doc: "time after the window for what was due in it"},
 }

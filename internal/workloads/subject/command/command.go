@@ -29,7 +29,7 @@ const settingObserve = "observe"
 
 // observe is the setting that replaces a command line.
 var observe = param.Setting{Name: settingObserve, Type: param.TypeText, Reach: param.ReachProcess,
-	Doc: "instead of `command`: what runs already, `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`; " +
+	Doc: "instead of `command`: a running program, as `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`; it is " +
 		"never started, moved or stopped, so it runs beside the baseline too, and only its own use is reported"}
 
 // Version and Optional are the settings of every subject that is an external program.
@@ -71,7 +71,7 @@ func (Guest) Check(o param.Values) error {
 		return checkObserved(o)
 	}
 	if o["command"] == "" {
-		return errors.New(`needs a "command", the command line that starts it, or "observe", what runs already`)
+		return errors.New(`needs a "command", the command line that starts it, or "observe", a running program`)
 	}
 	_, err := process.OptionsOf(o)
 	return err
@@ -82,7 +82,7 @@ func checkObserved(o param.Values) error {
 		return ObservedAnd(name)
 	}
 	if o.On(Optional.Name) { // its arm could not be left out before the run: see Installed
-		return fmt.Errorf("has %q and %q: what runs already is not looked up until a trial begins", settingObserve,
+		return fmt.Errorf("has %q and %q: a running program is not looked up until a trial begins", settingObserve,
 			Optional.Name)
 	}
 	_, err := process.ParseTarget(o[settingObserve])

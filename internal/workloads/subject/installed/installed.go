@@ -39,15 +39,15 @@ var settings = []param.Setting{
 		Doc: "annotations, likewise, that the installed program adds to pods: loads begin when all pods of this " +
 			"arm have them; no pod of the baseline may"},
 	{Name: partsKey, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "the applications and loads whose pods get all these, separated by commas; by default, every one"},
+		Doc: "applications and loads whose pods get these marks, separated by commas; all by default"},
 	Components,
 }
 
 // Components is the setting for the cost of an installed subject. Other kinds of installed subjects use it, too.
 var Components = param.Setting{Name: componentsKey, Type: param.TypeText, Reach: param.ReachNothing,
-	Doc: "what its cost is: rules as of `tare weigh --tare`, separated by semicolons, such as " +
+	Doc: "rules that select its cost, as for `tare weigh --tare`, separated by semicolons, such as " +
 		"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule " +
-		"with a container and no namespace is about the trial's pods. May be omitted with a RuntimeClass, whose cost " +
+		"with a container and no namespace selects from the trial's pods. May be omitted with a RuntimeClass, whose cost " +
 		"is the difference between the pods"}
 
 func (guest) About() kind.About {

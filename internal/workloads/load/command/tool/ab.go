@@ -31,7 +31,6 @@ var (
 		"Requests per second": "[#/sec] (mean)", "Time per request": "[ms] (mean)"}
 )
 
-// parseAb parses the text of ab.
 func parseAb(output string, r *Reading) error {
 	// kinds counts, in this order: all failed requests; those of the kinds connect, receive, length and exceptions;
 	// answers other than 2xx; and write errors.

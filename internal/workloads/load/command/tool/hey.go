@@ -30,7 +30,6 @@ var (
 	statusCount = text.LazyRegexp(`^([0-9]+) responses$`)
 )
 
-// parseHey parses the text of hey.
 func parseHey(output string, r *Reading) error {
 	if heyCSV().MatchString(output) {
 		return errors.New("it is one line for each request: leave out -o csv")
@@ -52,8 +51,8 @@ type heyReader struct {
 	whole   bool     // the section of statuses, the last but one, was found
 }
 
-// heyDistributions are the headings of quantiles: first the one that hey prints, as does oha before 0.5.9, then that of
-// oha since 0.5.9.
+// heyDistributions are the headings of quantiles: first the heading that hey and oha before 0.5.9 print, then the
+// heading that oha prints since 0.5.9.
 var heyDistributions = []string{"Latency distribution:", "Response time distribution:"}
 
 // heyMost is the maximum number of answers that hey records (maxRes in its requester/report.go).

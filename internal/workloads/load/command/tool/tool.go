@@ -97,7 +97,7 @@ type Tool struct {
 
 // fork describes how to distinguish a tool from the tool with the same program name.
 type fork struct {
-	of       string
+	of       string // the name of the other tool, and of the program
 	byArgs   func(args []string) bool
 	byOutput func(output string) bool
 }
