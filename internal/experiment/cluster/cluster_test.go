@@ -541,8 +541,8 @@ func TestStrangerBytes(t *testing.T) {
 	for _, known := range []bool{false, true} {
 		near, far := net.Pipe()
 		go func() { _, _ = far.Write(make([]byte, 1<<20)); far.Close() }()
-		d := newDoor()
-		v := &visitor{Conn: near, door: d}
+		d := newConnLimiter()
+		v := &visitor{Conn: near, limiter: d}
 		d.enter(v)
 		if known {
 			if err := d.recognise(v, "a"); err != nil {

@@ -65,12 +65,12 @@ const MaxNodes = 10_000
 // Coordinator manages the agents of one run. Its methods may be called concurrently, except Run: there is only one
 // trial at a time.
 type Coordinator struct {
-	o      Options
-	server *grpc.Server
-	door   *door
-	quiet  atomic.Int64   // agents are not pinged before this time, ns by pace.Now
-	wg     sync.WaitGroup // counts the goroutines that serve and read
-	trials uint64
+	o       Options
+	server  *grpc.Server
+	limiter *connLimiter
+	quiet   atomic.Int64   // agents are not pinged before this time, ns by pace.Now
+	wg      sync.WaitGroup // counts the goroutines that serve and read
+	trials  uint64
 
 	mu      sync.Mutex
 	nodes   map[string]*node
@@ -86,8 +86,8 @@ func NewCoordinator(o Options) (*Coordinator, error) {
 		return nil, err
 	}
 	c := &Coordinator{o: o.withDefaults(), nodes: map[string]*node{}, lost: map[string]error{},
-		changed: make(chan struct{}), door: newDoor()}
-	c.server = grpc.NewServer(grpc.Creds(doorCredentials{credentials.NewTLS(config), c.door}),
+		changed: make(chan struct{}), limiter: newConnLimiter()}
+	c.server = grpc.NewServer(grpc.Creds(limitedCredentials{credentials.NewTLS(config), c.limiter}),
 		grpc.ForceServerCodec(codec{clean: true}),
 		grpc.MaxRecvMsgSize(maxFromAgent), grpc.StaticStreamWindowSize(maxShort), grpc.StaticConnWindowSize(maxShort),
 		grpc.ConnectionTimeout(helloTimeout), grpc.MaxConcurrentStreams(1), grpc.MaxHeaderListSize(16<<10),
@@ -108,7 +108,7 @@ func (c *Coordinator) Listen(address string) (net.Addr, error) {
 		return nil, fmt.Errorf("nodes cannot join: %w", err)
 	}
 	// Serve returns when the server stops. If the listener fails earlier, agents cannot join, which Wait reports.
-	c.wg.Go(func() { _ = c.server.Serve(c.door.at(l)) })
+	c.wg.Go(func() { _ = c.server.Serve(c.limiter.at(l)) })
 	return l.Addr(), nil
 }
 

@@ -194,7 +194,7 @@ func TestNodePrepares(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := NodeAgent{Name: "a", Dir: dir, Machine: func(*spec.Spec) (Machine, error) { return g.machine, nil }}
-		if _, err := a.Run(t.Context(), cluster.Job{ID: 1, Data: data}, soon); err != nil || made != want {
+		if _, err := a.Run(t.Context(), cluster.Job{ID: 1, Data: data}, startBarrier); err != nil || made != want {
 			t.Errorf("%s: prepared %d times, want %d: %v", arm, made, want, err)
 		}
 		noScratch(t, temporary)

@@ -481,7 +481,7 @@ func TestNodeAgent(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			out, err := a.Run(t.Context(), cluster.Job{ID: 6, Data: data}, soon2)
+			out, err := a.Run(t.Context(), cluster.Job{ID: 6, Data: data}, startBarrier)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -494,7 +494,7 @@ func TestNodeAgent(t *testing.T) {
 	t.Run("no directory", func(t *testing.T) {
 		b := a
 		b.Dir = filepath.Join(a.Dir, "gone")
-		out, err := b.Run(t.Context(), cluster.Job{ID: 3, Data: data}, soon2)
+		out, err := b.Run(t.Context(), cluster.Job{ID: 3, Data: data}, startBarrier)
 		if out == nil || err == nil || !strings.Contains(err.Error(), "the node's record cannot be written") {
 			t.Errorf("%v, and a record: %v", err, out != nil)
 		}
@@ -511,14 +511,13 @@ func TestNodeAgent(t *testing.T) {
 	})
 	t.Run("no trial", func(t *testing.T) {
 		for _, data := range []string{`{}`, `{"spec": {"name": "x"}}`, `[]`} {
-			if out, err := a.Run(t.Context(), cluster.Job{ID: 5, Data: json.RawMessage(data)}, soon2); err == nil || out != nil {
+			out, err := a.Run(t.Context(), cluster.Job{ID: 5, Data: json.RawMessage(data)}, startBarrier)
+			if err == nil || out != nil {
 				t.Errorf("%s: %v", data, err)
 			}
 		}
 	})
 }
-
-func soon2(ctx context.Context) (int64, error) { return soon(ctx) }
 
 // TestNodeSeeds: copies of a load at different nodes do not start their requests at the same moments.
 func TestNodeSeeds(t *testing.T) {

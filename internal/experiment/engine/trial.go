@@ -80,7 +80,7 @@ type trial struct {
 func newTrial(m Machine, s *spec.Spec, p record.PlannedTrial, attempt int, dir string, seed uint64) *trial {
 	return &trial{
 		machine: m, spec: s, arm: p.Arm, subject: s.Of(p.Arm), index: p.Index, attempt: attempt, dir: dir, seed: seed,
-		barrier: soon, groups: map[string]*placement.Group{}, roles: map[string]measured.GroupRole{},
+		barrier: startBarrier, groups: map[string]*placement.Group{}, roles: map[string]measured.GroupRole{},
 		apps: map[string]kind.App{}, loads: map[string]*role.Child{}, wants: map[string]role.Wants{},
 		joined: map[string]any{}, evidence: map[string]any{},
 	}
@@ -578,8 +578,8 @@ func (x *trial) generators(call func(name string, g kind.Generator) error) error
 	return nil
 }
 
-// soon is the barrier of a trial that runs on this machine alone.
-func soon(context.Context) (int64, error) { return pace.Now() + int64(startLead), nil }
+// startBarrier is the barrier of a trial that runs on this machine alone: loads begin startLead from now.
+func startBarrier(context.Context) (int64, error) { return pace.Now() + int64(startLead), nil }
 
 // results sends the machine's stalls in the window to the loads that want them, and collects the results of the loads
 // and of the subject's own work.

@@ -50,7 +50,7 @@ func (s *Spec) checkAssertion(a assertion.Assertion) error {
 				text.DidYouMean(name, labels))
 		}
 		if ts, err := s.find(name); f.cases == nil && err == nil {
-			if canonical, err := ts[0].knob.Canonical(level); err == nil {
+			if canonical, err := ts[0].setting.Canonical(level); err == nil {
 				level = canonical
 			}
 		}

@@ -28,7 +28,7 @@ type Where struct {
 	Together string // the name of a part on whose node it must run
 }
 
-var settleKnob = param.Setting{Name: "settle", Type: param.TypeDuration, Default: "2s", Max: 600,
+var settleSetting = param.Setting{Name: "settle", Type: param.TypeDuration, Default: "2s", Max: 600,
 	Doc: "time from the readiness of all pods of a trial until its loads begin"}
 
 var whereSettings = []param.Setting{
@@ -45,11 +45,11 @@ var accountSetting = param.Setting{Name: "account", Type: param.TypeText, Reach:
 // cluster reads the section "cluster". Cluster.check checks the names in it, once all parts are known.
 func (d *decoder) cluster(n document.Node) (*Cluster, error) {
 	c := &Cluster{Where: map[string]Where{}, Accounts: map[string]string{}}
-	times := param.Defaults([]param.Setting{settleKnob})
+	times := param.Defaults([]param.Setting{settleSetting})
 	err := d.Each(n, `"cluster"`, func(key string, at, value document.Node) error {
 		switch key {
-		case settleKnob.Name:
-			return d.Setting(value, settleKnob, times)
+		case settleSetting.Name:
+			return d.Setting(value, settleSetting, times)
 		case "where":
 			return d.Each(value, `"where"`, func(part string, at, value document.Node) error {
 				o := param.Values{}
@@ -70,16 +70,16 @@ func (d *decoder) cluster(n document.Node) (*Cluster, error) {
 				return err
 			})
 		}
-		return d.Unknown(at, key, `"cluster"`, []string{settleKnob.Name, "where", "accounts"})
+		return d.Unknown(at, key, `"cluster"`, []string{settleSetting.Name, "where", "accounts"})
 	})
-	c.Settle = times.Duration(settleKnob.Name)
+	c.Settle = times.Duration(settleSetting.Name)
 	return c, err
 }
 
 // Settle returns the time from when all parts of a trial are ready in their pods until its loads begin.
 func (s *Spec) Settle() time.Duration {
 	if s.Cluster == nil {
-		return param.Defaults([]param.Setting{settleKnob}).Duration(settleKnob.Name)
+		return param.Defaults([]param.Setting{settleSetting}).Duration(settleSetting.Name)
 	}
 	return s.Cluster.Settle
 }
@@ -146,7 +146,7 @@ func (c *Cluster) json() map[string]any {
 		}
 		where[part] = one
 	}
-	out := map[string]any{settleKnob.Name: c.Settle.String()}
+	out := map[string]any{settleSetting.Name: c.Settle.String()}
 	if len(where) > 0 {
 		out["where"] = where
 	}

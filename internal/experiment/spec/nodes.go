@@ -13,14 +13,14 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// nodesKnob is a setting of the whole experiment. Like the settings of parts, it can be a factor.
-var nodesKnob = param.Setting{Name: "nodes", Type: param.TypeCount, Default: "0", Max: 10_000,
+// nodesSetting is a setting of the whole experiment. Like the settings of parts, it can be a factor.
+var nodesSetting = param.Setting{Name: "nodes", Type: param.TypeCount, Default: "0", Max: 10_000,
 	Phrase: map[string]string{"": "on {} nodes", "0": "on this machine alone", "1": "on one node"},
 	Doc: "machines that each run the whole of every trial, at the same time; 0: this machine alone. See " +
 		"docs/nodes.md"}
 
 // Nodes returns the number of nodes on which trials run.
-func (s *Spec) Nodes() int { return int(s.Whole.Float(nodesKnob.Name)) }
+func (s *Spec) Nodes() int { return int(s.Whole.Float(nodesSetting.Name)) }
 
 // MostNodes returns the largest number of nodes of any level.
 func (s *Spec) MostNodes() int {
@@ -60,13 +60,13 @@ func (s *Spec) CheckShare(cpus float64) error {
 // ScaleNodes adapts the spec to n available nodes. It returns a sentence about the reduction, or "" if the spec needs
 // no more than n nodes. A spec that does not ask for nodes gets all n.
 func (s *Spec) ScaleNodes(n int) string {
-	at := slices.IndexFunc(s.Factors, func(f Factor) bool { return slices.Equal(f.paths, []string{nodesKnob.Name}) })
+	at := slices.IndexFunc(s.Factors, func(f Factor) bool { return slices.Equal(f.paths, []string{nodesSetting.Name}) })
 	if at < 0 {
 		asked := s.Nodes()
 		if asked > 0 && asked <= n {
 			return ""
 		}
-		s.Whole[nodesKnob.Name] = strconv.Itoa(n)
+		s.Whole[nodesSetting.Name] = strconv.Itoa(n)
 		if asked == 0 {
 			return ""
 		}
@@ -96,7 +96,7 @@ func (s *Spec) ScaleNodes(n int) string {
 // the spec at one level (see At).
 func (s *Spec) OneTrial() *Spec {
 	one := *s
-	one.Factors, one.Quick, one.Whole = nil, nil, param.Defaults([]param.Setting{nodesKnob})
+	one.Factors, one.Quick, one.Whole = nil, nil, param.Defaults([]param.Setting{nodesSetting})
 	one.Assert, one.Cluster = nil, nil
 	return &one
 }

@@ -58,29 +58,29 @@ func (s *Spec) Apply(o Overrides) error {
 // override changes how often the run samples and when it ends.
 func (s *Spec) override(o Overrides) error {
 	var wrong error
-	checked := func(flag string, knob param.Setting, text string) param.Values {
-		text, err := knob.Canonical(text)
+	checked := func(flag string, setting param.Setting, text string) param.Values {
+		text, err := setting.Canonical(text)
 		if err != nil && wrong == nil {
-			wrong = fault.New(fault.Usage, flag, knob.Hint(), "%q %s", knob.Name, err)
+			wrong = fault.New(fault.Usage, flag, setting.Hint(), "%q %s", setting.Name, err)
 		}
-		return param.Values{knob.Name: text}
+		return param.Values{setting.Name: text}
 	}
 	if o.Blocks != 0 {
-		s.Blocks = checked("--blocks", timeKnobs[0], strconv.Itoa(o.Blocks)).Int(timeKnobs[0].Name)
+		s.Blocks = checked("--blocks", timeSettings[0], strconv.Itoa(o.Blocks)).Int(timeSettings[0].Name)
 		s.Precision, s.Until = nil, 0
 	}
 	if o.SampleHz != 0 {
-		s.SampleHz = checked("--hz", samplingKnob, strconv.Itoa(o.SampleHz)).Int(samplingKnob.Name)
+		s.SampleHz = checked("--hz", samplingSetting, strconv.Itoa(o.SampleHz)).Int(samplingSetting.Name)
 	}
 	if o.Precision != "" {
-		p := Precision{Target: checked("--precision", precisionKnob, o.Precision).Part(precisionKnob.Name)}
+		p := Precision{Target: checked("--precision", precisionSetting, o.Precision).Part(precisionSetting.Name)}
 		if s.Precision != nil {
 			p.Metrics = s.Precision.Metrics
 		}
 		s.Precision = &p
 	}
 	if o.Until != 0 {
-		s.Until = checked("--until", untilKnob, o.Until.String()).Duration(untilKnob.Name)
+		s.Until = checked("--until", untilSetting, o.Until.String()).Duration(untilSetting.Name)
 	}
 	if wrong != nil {
 		return wrong
@@ -151,7 +151,7 @@ func (s *Spec) set(text string) error {
 			s.Factors = slices.Delete(s.Factors, at, at+1)
 		}
 		for _, t := range ts {
-			t.options[t.knob.Name] = levels[0]
+			t.options[t.setting.Name] = levels[0]
 		}
 	}
 	return nil

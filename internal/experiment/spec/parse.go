@@ -74,9 +74,9 @@ func (d *decoder) spec(root document.Node) (*Spec, error) {
 			Applications: map[string]*kind.Part{}, Loads: map[string]*kind.Part{}, Arms: map[string]*kind.Part{},
 			Gates: param.Defaults(measured.GateSettings),
 		},
-		Whole: param.Defaults([]param.Setting{nodesKnob}),
+		Whole: param.Defaults([]param.Setting{nodesSetting}),
 	}
-	times, own := param.Defaults(timeKnobs), param.Defaults(wholeKnobs)
+	times, own := param.Defaults(timeSettings), param.Defaults(wholeSettings)
 	found := map[string]document.Node{}
 	err := d.Each(root, "a spec", func(key string, at, value document.Node) (err error) {
 		found[key] = value
@@ -90,7 +90,7 @@ func (d *decoder) spec(root document.Node) (*Spec, error) {
 		case "needs":
 			s.Needs, err = d.needs(value)
 		case "nodes":
-			err = d.Setting(value, nodesKnob, s.Whole)
+			err = d.Setting(value, nodesSetting, s.Whole)
 		case "applications":
 			err = d.parts(value, key, "an application", kind.Application, s.Applications)
 		case "loads":
@@ -108,11 +108,11 @@ func (d *decoder) spec(root document.Node) (*Spec, error) {
 			s.Cluster, err = d.cluster(value)
 		case "factors", "quick", "assert":
 		default:
-			if knob, ok := param.Find(timeKnobs, key); ok {
-				return d.Setting(value, knob, times)
+			if setting, ok := param.Find(timeSettings, key); ok {
+				return d.Setting(value, setting, times)
 			}
-			if knob, ok := param.Find(wholeKnobs, key); ok {
-				return d.Setting(value, knob, own)
+			if setting, ok := param.Find(wholeSettings, key); ok {
+				return d.Setting(value, setting, own)
 			}
 			err = d.Unknown(at, key, "a spec", specKeys)
 		}
@@ -122,8 +122,8 @@ func (d *decoder) spec(root document.Node) (*Spec, error) {
 		return nil, err
 	}
 	s.Blocks, s.Warmup, s.Duration = resolveTimes(times)
-	s.SampleHz, s.Statistics = own.Int(samplingKnob.Name), own.On(statisticsKnob.Name)
-	s.Repeat, s.Until = own.Part(repeatKnob.Name), own.Duration(untilKnob.Name)
+	s.SampleHz, s.Statistics = own.Int(samplingSetting.Name), own.On(statisticsSetting.Name)
+	s.Repeat, s.Until = own.Part(repeatSetting.Name), own.Duration(untilSetting.Name)
 	if err := s.checkOpen(); err != nil {
 		return nil, d.Fail(found["precision"], "docs/metrics.md has the metrics", "%s", err)
 	}
@@ -179,14 +179,14 @@ func (d *decoder) assert(n document.Node, s *Spec) error {
 func (d *decoder) precision(n document.Node) (*Precision, error) {
 	o, p := param.Values{}, &Precision{}
 	if !document.IsMapping(n) {
-		err := d.Setting(n, precisionKnob, o)
-		p.Target = o.Part(precisionKnob.Name)
+		err := d.Setting(n, precisionSetting, o)
+		p.Target = o.Part(precisionSetting.Name)
 		return p, err
 	}
 	err := d.Each(n, `"precision"`, func(key string, at, value document.Node) error {
 		switch key {
 		case "target":
-			target := precisionKnob
+			target := precisionSetting
 			target.Name = key
 			err := d.Setting(value, target, o)
 			p.Target = o.Part(key)
@@ -408,8 +408,8 @@ func (d *decoder) cases(name string, at, value document.Node, s *Spec) (Factor, 
 				if _, twice := f.cases[level][t.path]; twice {
 					return d.Fail(at, "", "%q is set twice", t.path)
 				}
-				if f.cases[level][t.path], err = t.knob.Canonical(text); err != nil {
-					return d.Fail(value, t.knob.Hint(), "%q %s", setting, err)
+				if f.cases[level][t.path], err = t.setting.Canonical(text); err != nil {
+					return d.Fail(value, t.setting.Hint(), "%q %s", setting, err)
 				}
 				if !slices.Contains(f.paths, t.path) {
 					f.paths = append(f.paths, t.path)
@@ -437,7 +437,7 @@ func (d *decoder) levels(n document.Node, name string, ts []target) ([]string, e
 	for _, item := range list {
 		c, err := level(ts, item.Text)
 		if err != nil {
-			return nil, d.Fail(item.At, ts[0].knob.Hint(), "a level of %q %s", name, err)
+			return nil, d.Fail(item.At, ts[0].setting.Hint(), "a level of %q %s", name, err)
 		}
 		if slices.Contains(levels, c) {
 			return nil, d.Fail(item.At, "", "the factor %q has the level %s twice", name, c)
@@ -451,12 +451,12 @@ func (d *decoder) levels(n document.Node, name string, ts []target) ([]string, e
 func (d *decoder) quick(n document.Node, s *Spec, times param.Values) error {
 	times = times.Clone()
 	q := &Quick{Levels: map[string][]string{}}
-	known := append(param.Names(timeKnobs), "factors", "arms")
+	known := append(param.Names(timeSettings), "factors", "arms")
 	err := d.Each(n, `"quick"`, func(key string, at, value document.Node) error {
-		knob, ok := param.Find(timeKnobs, key)
+		setting, ok := param.Find(timeSettings, key)
 		switch {
 		case ok:
-			return d.Setting(value, knob, times)
+			return d.Setting(value, setting, times)
 		case key == "arms":
 			return d.quickArms(value, s, q)
 		case key != "factors":

@@ -35,10 +35,10 @@ func (s *Spec) phrase(f Factor) (words map[string]string) {
 		if !known {
 			continue // the setting belongs to an arm that the short form leaves out
 		}
-		if read && !maps.Equal(t.knob.Phrase, words) {
+		if read && !maps.Equal(t.setting.Phrase, words) {
 			return nil
 		}
-		words, read = t.knob.Phrase, true
+		words, read = t.setting.Phrase, true
 	}
 	return words
 }

@@ -14,7 +14,7 @@ import (
 func (s *Spec) Reaches() []string {
 	reach := map[string]param.Reach{}
 	look := func(t target, value string) {
-		if r := t.knob.Reaches(value); r != param.ReachNothing {
+		if r := t.setting.Reaches(value); r != param.ReachNothing {
 			reach[t.path] = r
 		}
 	}
@@ -26,7 +26,7 @@ func (s *Spec) Reaches() []string {
 		}
 	}
 	for _, t := range s.targets() {
-		look(t, t.options[t.knob.Name])
+		look(t, t.options[t.setting.Name])
 	}
 	for _, f := range s.Factors {
 		for _, level := range f.Levels {

@@ -34,7 +34,7 @@ type Spec struct {
 	Blocks   int
 	kind.Setup
 	SampleHz  int          // samples per second on each CPU, by which eBPF time is divided among control groups
-	Whole     param.Values // settings of the whole experiment that can be factors: see nodesKnob
+	Whole     param.Values // settings of the whole experiment that can be factors: see nodesSetting
 	Factors   []Factor
 	Repeat    float64       // how long spoiled trials may be repeated, as a fraction of the planned time
 	Precision *Precision    // how narrow intervals must be for the run to end; nil: it ends whatever their width
@@ -85,7 +85,7 @@ type Quick struct {
 
 // Settings of the whole experiment rather than of a part.
 var (
-	timeKnobs = []param.Setting{
+	timeSettings = []param.Setting{
 		{Name: "blocks", Type: param.TypeCount, Default: "10", Min: 1, Max: 10_000,
 			Doc: "times every arm runs at every level; intervals need 6"},
 		{Name: "warmup", Type: param.TypeDuration, Default: "500ms", Max: 600,
@@ -93,23 +93,23 @@ var (
 		{Name: "duration", Type: param.TypeDuration, Default: "2s", Min: 0.05, Max: 3600,
 			Doc: "measured window of each trial"},
 	}
-	samplingKnob = param.Setting{Name: "sampling", Type: param.TypeCount, Default: "997", Min: 1, Max: perf.MaxHz,
+	samplingSetting = param.Setting{Name: "sampling", Type: param.TypeCount, Default: "997", Min: 1, Max: perf.MaxHz,
 		Doc: "samples per second on each CPU, which split eBPF time by control group and cost about 1 us each; " +
 			"short windows need many"}
-	statisticsKnob = param.Setting{Name: "statistics", Type: param.TypeSwitch, Default: "true",
+	statisticsSetting = param.Setting{Name: "statistics", Type: param.TypeSwitch, Default: "true",
 		Doc: "whether the kernel counts runs and run time of eBPF programs, at 20 to 50 ns a run; false: no eBPF " +
 			"run time"}
-	repeatKnob = param.Setting{Name: "repeat", Type: param.TypePart, Default: "50%", Max: 10,
+	repeatSetting = param.Setting{Name: "repeat", Type: param.TypePart, Default: "50%", Max: 10,
 		Doc: "most time for repeating trials that something other than the subject spoiled, as a part of the planned " +
 			"time; 0%: no trial is repeated"}
-	precisionKnob = param.Setting{Name: "precision", Type: param.TypePart, Min: 0.001, Max: 1,
+	precisionSetting = param.Setting{Name: "precision", Type: param.TypePart, Min: 0.001, Max: 1,
 		Doc: "half-width of intervals at which the run ends, as a part of the value, or of the baseline's for a " +
 			"difference"}
-	untilKnob = param.Setting{Name: "until", Type: param.TypeDuration, Min: 1, Max: 7 * 24 * 3600,
+	untilSetting = param.Setting{Name: "until", Type: param.TypeDuration, Min: 1, Max: 7 * 24 * 3600,
 		Doc: "time after which no further block begins; with `precision`, 30m when left out. Without `precision`, the run " +
 			"goes on until then, whatever `blocks` is"}
 
-	wholeKnobs = []param.Setting{samplingKnob, statisticsKnob, repeatKnob, untilKnob}
+	wholeSettings = []param.Setting{samplingSetting, statisticsSetting, repeatSetting, untilSetting}
 )
 
 // maxTrials and maxPlaces bound a plan, because its record is bounded.
@@ -212,7 +212,7 @@ func (s *Spec) dropIdle() {
 func (s *Spec) assign(values map[string]string) {
 	for path, value := range values {
 		if t, ok := s.target(path); ok {
-			t.options[t.knob.Name] = value
+			t.options[t.setting.Name] = value
 		}
 	}
 }
@@ -241,12 +241,12 @@ func (s *Spec) OnEach(n int) *Spec {
 // target is one setting that a factor can set.
 type target struct {
 	path    string // such as loads.client.rate
-	knob    param.Setting
+	setting param.Setting
 	options param.Values
 }
 
 func (s *Spec) targets() []target {
-	all := []target{{nodesKnob.Name, nodesKnob, s.Whole}}
+	all := []target{{nodesSetting.Name, nodesSetting, s.Whole}}
 	for _, sec := range s.Sections() {
 		for name, p := range lists.ByKey(sec.Parts) {
 			at := sec.Path(name) + "."
@@ -292,7 +292,7 @@ func (s *Spec) find(name string) ([]target, error) {
 		}
 	}
 	if len(found) > 1 && !strings.Contains(name, "*") {
-		isSet := func(t target) bool { _, ok := t.options[t.knob.Name]; return ok }
+		isSet := func(t target) bool { _, ok := t.options[t.setting.Name]; return ok }
 		if i := slices.IndexFunc(found, isSet); i >= 0 && !slices.ContainsFunc(found[i+1:], isSet) {
 			found = found[i : i+1] // of a closed and an open load, only the open one has a rate
 		}
@@ -304,7 +304,7 @@ func (s *Spec) find(name string) ([]target, error) {
 		return nil, fmt.Errorf("could mean %s; write one of them in full, or with a * to set all", joinPaths(found))
 	}
 	for _, t := range found[1:] {
-		if t.knob.Type != found[0].knob.Type {
+		if t.setting.Type != found[0].setting.Type {
 			return nil, fmt.Errorf("sets values of different types: %s", joinPaths(found))
 		}
 	}
@@ -320,11 +320,11 @@ func joinPaths(ts []target) string {
 // level returns the canonical form of one level, which must be valid for all targets.
 func level(ts []target, text string) (string, error) {
 	for _, t := range ts[1:] {
-		if _, err := t.knob.Canonical(text); err != nil {
+		if _, err := t.setting.Canonical(text); err != nil {
 			return "", err
 		}
 	}
-	return ts[0].knob.Canonical(text)
+	return ts[0].setting.Canonical(text)
 }
 
 // factor returns the factor of that name, or nil.

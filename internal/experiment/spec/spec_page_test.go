@@ -26,10 +26,10 @@ var settingsList = regexp.MustCompile(
 
 // specSettings are the settings of a spec that belong to no guest, by their names in docs/spec.md.
 var specSettings = map[string][]param.Setting{
-	"times":  slices.Concat(timeKnobs, []param.Setting{samplingKnob, statisticsKnob, nodesKnob}),
-	"end":    {repeatKnob, precisionKnob, untilKnob},
+	"times":  slices.Concat(timeSettings, []param.Setting{samplingSetting, statisticsSetting, nodesSetting}),
+	"end":    {repeatSetting, precisionSetting, untilSetting},
 	"limits": kind.LimitSettings, "gates": measured.GateSettings, "copies": kind.CopySettings,
-	"cluster": {settleKnob}, "where": whereSettings,
+	"cluster": {settleSetting}, "where": whereSettings,
 }
 
 const specPage = "../../../docs/spec.md"

@@ -37,10 +37,10 @@ func mustParse(t testing.TB, text string) *Spec {
 	return s
 }
 
-// TestKnobDefaultsAreCanonical: defaults are used without conversion, so each must be what Canonical would return for
+// TestSettingDefaultsAreCanonical: defaults are used without conversion, so each must be what Canonical would return for
 // it.
-func TestKnobDefaultsAreCanonical(t *testing.T) {
-	all := slices.Concat(timeKnobs, []param.Setting{samplingKnob, repeatKnob, precisionKnob, untilKnob},
+func TestSettingDefaultsAreCanonical(t *testing.T) {
+	all := slices.Concat(timeSettings, []param.Setting{samplingSetting, repeatSetting, precisionSetting, untilSetting},
 		kind.LimitSettings, measured.GateSettings)
 	for _, role := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
 		for _, k := range kind.All(role) {

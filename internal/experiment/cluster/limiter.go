@@ -94,8 +94,8 @@ func (c pacedCredentials) Clone() credentials.TransportCredentials {
 	return pacedCredentials{c.TransportCredentials.Clone()}
 }
 
-// door admits agents. It bounds the number of connections from strangers, and the number from each agent.
-type door struct {
+// connLimiter bounds the number of connections from strangers, and the number of connections from each agent.
+type connLimiter struct {
 	accepts *bucket
 
 	mu        sync.Mutex
@@ -103,34 +103,34 @@ type door struct {
 	known     map[string]int // number of connections by the name in their certificates
 }
 
-func newDoor() *door {
-	return &door{accepts: newBucket(strangersPerSecond, maxStrangers), known: map[string]int{}}
+func newConnLimiter() *connLimiter {
+	return &connLimiter{accepts: newBucket(strangersPerSecond, maxStrangers), known: map[string]int{}}
 }
 
-// at returns a listener whose connections come through the door.
-func (d *door) at(l net.Listener) net.Listener { return doorListener{l, d} }
+// at returns a listener whose connections are limited.
+func (d *connLimiter) at(l net.Listener) net.Listener { return limitedListener{l, d} }
 
-type doorListener struct {
+type limitedListener struct {
 	net.Listener
-	door *door
+	limiter *connLimiter
 }
 
 // Accept waits if connections arrive too fast. Further connections then wait in the kernel, which rejects any excess.
-func (l doorListener) Accept() (net.Conn, error) {
-	time.Sleep(l.door.accepts.take(1))
+func (l limitedListener) Accept() (net.Conn, error) {
+	time.Sleep(l.limiter.accepts.take(1))
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	v := &visitor{Conn: c, door: l.door, streams: newBucket(streamsPerSecond, streamsAtOnce)}
-	if oldest := l.door.enter(v); oldest != nil {
+	v := &visitor{Conn: c, limiter: l.limiter, streams: newBucket(streamsPerSecond, streamsAtOnce)}
+	if oldest := l.limiter.enter(v); oldest != nil {
 		oldest.Close()
 	}
 	return v, nil
 }
 
 // enter adds a stranger. It returns the oldest stranger if that must be closed to make room, and nil otherwise.
-func (d *door) enter(v *visitor) (oldest *visitor) {
+func (d *connLimiter) enter(v *visitor) (oldest *visitor) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.strangers) >= maxStrangers {
@@ -140,28 +140,28 @@ func (d *door) enter(v *visitor) (oldest *visitor) {
 	return oldest
 }
 
-// visitor is a connection through the door.
+// visitor is a connection that a connLimiter counts, until Close.
 type visitor struct {
 	net.Conn
-	door    *door
+	limiter *connLimiter
 	once    sync.Once
 	streams *bucket
 
-	// Guarded by door.mu:
+	// Guarded by limiter.mu:
 	name string // in its certificate; empty for a stranger
 	read int    // bytes that it sent as a stranger
 }
 
 func (v *visitor) Read(p []byte) (int, error) {
 	n, err := v.Conn.Read(p)
-	if err := v.door.count(v, n); err != nil {
+	if err := v.limiter.count(v, n); err != nil {
 		return 0, err
 	}
 	return n, err
 }
 
 // count counts bytes that a visitor has sent. It returns an error for a stranger that sends too many.
-func (d *door) count(v *visitor, bytes int) error {
+func (d *connLimiter) count(v *visitor, bytes int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if v.name != "" {
@@ -174,11 +174,11 @@ func (d *door) count(v *visitor, bytes int) error {
 }
 
 func (v *visitor) Close() error {
-	v.once.Do(func() { v.door.leave(v) })
+	v.once.Do(func() { v.limiter.leave(v) })
 	return v.Conn.Close()
 }
 
-func (d *door) leave(v *visitor) {
+func (d *connLimiter) leave(v *visitor) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.strangers = slices.DeleteFunc(d.strangers, func(o *visitor) bool { return o == v })
@@ -190,7 +190,7 @@ func (d *door) leave(v *visitor) {
 }
 
 // recognise turns a stranger into a known peer with the name in its certificate.
-func (d *door) recognise(v *visitor, name string) error {
+func (d *connLimiter) recognise(v *visitor, name string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at := slices.Index(d.strangers, v)
@@ -208,10 +208,11 @@ func (d *door) recognise(v *visitor, name string) error {
 	return nil
 }
 
-// doorCredentials are the TLS credentials of the side that listens. They admit peers through a door.
-type doorCredentials struct {
+// limitedCredentials are the TLS credentials of the side that listens. After a handshake, they turn the stranger into a
+// known peer, and limit the rate at which its bytes are read.
+type limitedCredentials struct {
 	credentials.TransportCredentials
-	door *door
+	limiter *connLimiter
 }
 
 // agentInfo describes an agent's connection.
@@ -220,7 +221,7 @@ type agentInfo struct {
 	visitor *visitor
 }
 
-func (c doorCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c limitedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := c.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
 		return nil, nil, err
@@ -228,19 +229,19 @@ func (c doorCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.Au
 	v, isVisitor := raw.(*visitor)
 	t, isTLS := info.(credentials.TLSInfo)
 	if !isVisitor || !isTLS {
-		return nil, nil, fmt.Errorf("a connection that did not come through the door")
+		return nil, nil, fmt.Errorf("a connection that is not from the limited listener")
 	}
-	if err := c.door.recognise(v, commonName(t.State)); err != nil {
+	if err := c.limiter.recognise(v, commonName(t.State)); err != nil {
 		return nil, nil, err
 	}
 	return slowed(conn), agentInfo{t, v}, nil
 }
 
-func (c doorCredentials) Clone() credentials.TransportCredentials {
-	return doorCredentials{c.TransportCredentials.Clone(), c.door}
+func (c limitedCredentials) Clone() credentials.TransportCredentials {
+	return limitedCredentials{c.TransportCredentials.Clone(), c.limiter}
 }
 
-// visitorOf returns the connection of a stream. It returns false if the connection did not come through a door.
+// visitorOf returns the connection of a stream. It returns false if the connection is not from a limited listener.
 func visitorOf(ctx context.Context) (agentInfo, bool) {
 	p, _ := peer.FromContext(ctx)
 	if p == nil {
