@@ -17,7 +17,7 @@ var CopySettings = []param.Setting{{Name: CountSetting, Type: param.TypeCount, D
 	Doc: "number of copies, each in its own control group; they divide rate, connections and limits evenly. 0, in a " +
 		"level of a factor or in a variant, leaves the part out"}}
 
-// LimitSettings are the limits that every part can have.
+// LimitSettings are the limits that a part can have (Part.TakesLimits).
 var LimitSettings = []param.Setting{
 	{Name: "cpus", Type: param.TypeNumber, Min: 0.01, Max: 4096,
 		Doc: "CPUs that the group may use; 1 is one whole CPU"},

@@ -66,7 +66,7 @@ func (r *Running) Rank(q float64) float64 {
 }
 
 // Tells reports whether the undisturbed requests support a quantile of one of the *_running histograms, and why not.
-// least is how many requests must lie beyond the quantile. If hardly any request stayed undisturbed, the few that did
+// least is the number of requests that must lie beyond the quantile. If hardly any stayed undisturbed, the few that did
 // came from moments too short for a long queue to build; a median tolerates more of that than a tail.
 func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, string) {
 	if r == nil {

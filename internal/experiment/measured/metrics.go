@@ -405,8 +405,9 @@ func (m *Measured) answerRate() (total float64, known bool) {
 	return total, true
 }
 
-// RequestRate returns how many requests of the loads were answered per second of the window. It is false if each
-// request opens a connection: the cost is then per connection.
+// RequestRate returns how many requests of the loads were answered per second of the window. It returns false if that
+// is unknown, if a load's pieces of work are not requests, or if every load opens a connection for each request,
+// because costs are then per connection.
 func (m *Measured) RequestRate() (float64, bool) {
 	if m.Events != nil || m.outside() {
 		return 0, false // an exec is not a request: its cost is per event
@@ -468,7 +469,7 @@ func (m *Measured) Programs() ([]ledger.Program, bool) {
 	return found, true
 }
 
-// BPFRate returns the run time of the subject's programs per second.
+// BPFRate returns the run time of the subject's programs per second; false if it is unknown.
 func (m *Measured) BPFRate() (float64, bool) {
 	programs, ok := m.Programs()
 	if !m.Setup.Statistics {

@@ -267,8 +267,9 @@ func (p *Pool) Judge() []record.Reason {
 // much of it other processes use, but the coordinator does.
 func (p *Pool) explained(r record.Reason) record.Reason {
 	r.Voids = p.voids(r)
-	// If two gates share the name, this is the later one. Which needs it breaks matters below only if the subject was the
-	// cause, and of two such gates the later one breaks no more. What only the other gate breaks is void already.
+	// If two gates share the name, gate is the later one. Which of them it is matters below only if the subject was the
+	// cause: then the metrics with Outcome that the gate voids are added. The later gate of such a pair voids no more of
+	// these than the earlier, and all other metrics that the tripped gate voids are in r.Voids already.
 	var gate *Gate
 	for _, g := range Gates() {
 		if g.Name == r.Gate {

@@ -9,7 +9,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// MonotonicOf returns a time by CLOCK_MONOTONIC, in nanoseconds. The time must come from time.Now in this process.
+// MonotonicOf converts a time to CLOCK_MONOTONIC, in nanoseconds. The time must come from time.Now in this process.
 func MonotonicOf(at time.Time) int64 { return pace.Now() - time.Since(at).Nanoseconds() }
 
 // StallsOf returns when the machine stalled for the processes in the groups at tree: when the hypervisor took time, and

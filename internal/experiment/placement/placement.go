@@ -55,7 +55,8 @@ func OwnerOf(tree string) (pid int, ok bool) {
 	return id.PID, ok
 }
 
-// treeNameOf returns the name of a tree whose owner is self; false if the id cannot be part of one.
+// treeNameOf returns the name of a tree with the given id whose owner is self; false if the id cannot be part of such a
+// name.
 func treeNameOf(id string, self proc.Identity) (string, bool) {
 	name := "tare-" + id + "-" + self.String()
 	owner, ok := parseTreeName(name)

@@ -44,8 +44,8 @@ type Object struct {
 	// Held is false if no process of the command holds the object: it was pinned, or left attached. That it belongs to
 	// the command is then inferred.
 	Held bool `json:"held"`
-	// Replaced is true for a program that was unloaded inside the window after the command had loaded another of the same
-	// name and type: that it belongs to the command is inferred from that.
+	// Replaced is true for a program that was unloaded inside the window, if the command loaded a newer one of the same
+	// name and type in the window. That the old one belongs to the command is inferred from that.
 	Replaced bool `json:"replaced,omitempty"`
 }
 

@@ -261,7 +261,7 @@ func isContainer(name, id string) bool {
 	return strings.HasPrefix(rest, id) && containerID().MatchString(rest)
 }
 
-// maxGroups bounds how many groups the function find examines.
+// maxGroups bounds the number of groups that the function find examines.
 const maxGroups = 1 << 20
 
 // search sets the target's group to the topmost group whose name fits. There must be exactly one.

@@ -234,8 +234,8 @@ func waitUntil(ctx context.Context, at int64) error {
 }
 
 // Run runs the application by the role protocol on conn: it sends the ready message with the address, and serves until
-// the parent closes its end or the context ends. If the options include a distribution or stalls, Run then sends a
-// record of what it served.
+// the parent closes its end or ctx ends. If the options include a distribution or stalls, Run sends a record of what it
+// served once the parent has closed its end.
 func Run(ctx context.Context, o Options, conn *role.Conn) error {
 	var served any
 	err := role.Play(ctx, conn, func(ctx context.Context) error {

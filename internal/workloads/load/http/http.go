@@ -372,7 +372,7 @@ func (o *Options) request2(u *url.URL, encrypted bool) (*request2, error) {
 }
 
 // Generator is a load that is ready to run: names are resolved, at least one server has accepted a connection, and with
-// keep-alive the connections are open.
+// keep-alive the connections are open, unless one could not be opened.
 type Generator struct {
 	o         Options
 	workers   []*worker
@@ -405,8 +405,8 @@ func Prepare(ctx context.Context, o Options) (*Generator, error) {
 	return g, nil
 }
 
-// connect tries every target once, and with keep-alive opens all connections. Errors with the code fault.Usage take
-// precedence over others.
+// connect tries every target once, and with keep-alive opens the connections until one cannot be opened. It fails if no
+// target accepts a connection. Errors with the code fault.Usage take precedence over others.
 func (g *Generator) connect(ctx context.Context, targets []*target) error {
 	var answered int
 	var first error
@@ -443,8 +443,9 @@ func (w *worker) try(ctx context.Context, t *target) error {
 	return err
 }
 
-// openAll opens the worker's connections, and reports whether it could open all of them. A connection that cannot be
-// opened is not an error here: the load tries it again when it needs it, and then counts a failure.
+// openAll opens the worker's connections, and reports whether it could open all of them. It stops at the first that
+// cannot be opened, which is not an error here: the load opens the others when it needs them, and counts a failure if
+// that is not possible.
 func (w *worker) openAll(ctx context.Context) (all bool, err error) {
 	if w.mux != nil {
 		for place := range w.mux.places {
