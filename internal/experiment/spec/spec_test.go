@@ -37,8 +37,7 @@ func mustParse(t testing.TB, text string) *Spec {
 	return s
 }
 
-// TestSettingDefaultsAreCanonical: defaults are used without conversion, so each must be what Canonical would return for
-// it.
+// Defaults are used without conversion, so each must be what Canonical would return for it.
 func TestSettingDefaultsAreCanonical(t *testing.T) {
 	all := slices.Concat(timeSettings, []param.Setting{samplingSetting, repeatSetting, precisionSetting, untilSetting},
 		kind.LimitSettings, measured.GateSettings)
