@@ -17,18 +17,19 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Distribution is a delay with known quantiles. Parse reads it from a text: "constant:5ms", "uniform:2ms:10ms", or
-// "two-point:2ms:20ms:0.05", in which 5 % of requests wait 20 ms.
+// Distribution is a distribution of delays whose quantiles are known exactly. Parse reads it from a text:
+// "constant:5ms", "uniform:2ms:10ms", or "two-point:2ms:20ms:0.05", in which 5 % of requests wait 20 ms and the others
+// wait 2 ms.
 type Distribution struct {
 	kind   string
 	lo, hi time.Duration
 	part   float64 // in two-point: fraction of requests that wait hi
 }
 
-// longest bounds a delay: no load waits longer for an answer.
+// longest is the longest delay that Parse and Stall.Check accept. No load waits longer than this for an answer.
 const longest = time.Minute
 
-// Parse parses the text of a distribution.
+// Parse parses the text of a distribution. Its error is a fault with code Usage.
 func Parse(text string) (*Distribution, error) {
 	const form = "give constant:5ms, uniform:2ms:10ms, or two-point:2ms:20ms:0.05"
 	bad := func(format string, args ...any) error { return fault.New(fault.Usage, text, form, format, args...) }
@@ -60,7 +61,7 @@ func Parse(text string) (*Distribution, error) {
 	return d, nil
 }
 
-// Quantile returns the delay that a fraction q of requests does not exceed.
+// Quantile returns the delay that a fraction q of requests, from 0 to 1, does not exceed.
 func (d *Distribution) Quantile(q float64) time.Duration {
 	switch {
 	case d.kind == "uniform":
@@ -116,14 +117,15 @@ type Started struct {
 	StallsFrom int64  `json:"stalls_from_ns,omitempty"` // CLOCK_MONOTONIC: see Stall
 }
 
-// Served is the final report of a server with a distribution or stalls: how long requests really waited, which on a
-// busy machine is longer than intended.
+// Served is the final report of a server with a distribution or stalls. It holds the times that requests really waited,
+// which are longer than intended on a busy machine.
 type Served struct {
 	Requests int64  `json:"requests"`
 	Waits    string `json:"waits"` // HDR histogram of nanoseconds, 3 significant digits, V2 compressed and base64 encoded
 }
 
-// Waits decides how long each request waits, and records how long it did. It is safe for concurrent use.
+// Waits decides how long each request has to wait, and records how long it really waited. It is safe for concurrent
+// use.
 type Waits struct {
 	o    Options
 	from int64 // beginning of the stalls
@@ -170,7 +172,8 @@ func (w *Waits) Due(arrived int64) (at int64, record bool) {
 	return w.o.Stall.end(w.from, arrived+int64(delay)), record
 }
 
-// Record records how long a request that arrived at the given time, in ns by pace.Now, has waited until now.
+// Record records that a request that arrived at the given time, in ns by pace.Now, is answered now. It must only be
+// called for requests for which Due has reported true.
 func (w *Waits) Record(arrived int64) {
 	waited := pace.Now() - arrived
 	w.mu.Lock()
@@ -178,7 +181,7 @@ func (w *Waits) Record(arrived int64) {
 	_ = w.seen.RecordValue(min(waited, int64(2*longest))) // the value is within bounds
 }
 
-// Served returns the recorded waits; nil without a distribution and stalls.
+// Served returns the recorded waits, or nil if there is neither a distribution nor a stall.
 func (w *Waits) Served() (*Served, error) {
 	if w.seen == nil {
 		return nil, nil

@@ -127,7 +127,8 @@ func IsMapping(n Node) bool {
 	return is
 }
 
-// Each calls visit with each entry of a mapping. Errors name the mapping by the given text (what).
+// Each calls visit with each entry of a mapping, and returns the first error. It calls the mapping what in its own
+// errors, for a node that is not a mapping and for a key that is not a string.
 func (f File) Each(n Node, what string, visit func(key string, at, value Node) error) error {
 	m, ok := n.(*ast.MappingNode)
 	if !ok {
@@ -212,7 +213,7 @@ func (f File) Setting(n Node, s param.Setting, o param.Values) error {
 	return nil
 }
 
-// Settings parses a mapping that holds only settings.
+// Settings parses a mapping that holds only settings, and stores their values in o. what names the mapping in errors.
 func (f File) Settings(n Node, what string, settings []param.Setting, o param.Values) error {
 	return f.Each(n, what, func(key string, at, value Node) error {
 		s, known := param.Find(settings, key)

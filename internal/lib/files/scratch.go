@@ -24,8 +24,9 @@ type Scratch struct {
 	fd   int // -1 after Close
 }
 
-// LargeTemp returns the directory for large temporary files: TMPDIR if it is set, else /var/tmp (file-hierarchy(7)),
-// because /tmp may be in memory, which is charged to the first process that writes there.
+// LargeTemp returns the directory for large temporary files: TMPDIR if it is set, or else /var/tmp
+// (file-hierarchy(7)), or /tmp if that does not exist. It prefers /var/tmp because files in /tmp may be kept in memory,
+// which the kernel charges to the process that writes them.
 func LargeTemp() string {
 	const disk = "/var/tmp"
 	if info, err := os.Stat(disk); os.Getenv("TMPDIR") != "" || err != nil || !info.IsDir() {
@@ -34,9 +35,9 @@ func LargeTemp() string {
 	return disk
 }
 
-// NewScratch creates a directory below parent, or below the system's directory for temporary files if parent is empty.
-// It removes what killed processes have left there, unless another user could have renamed directories there. The
-// purpose, a word, is part of the directory's name.
+// NewScratch creates a directory in parent, or in the system's directory for temporary files if parent is empty. Before
+// that it removes the scratch directories that killed processes have left there, unless another user could have
+// renamed directories there. The purpose, a word, is part of the directory's name.
 //
 // NewScratch fails in a system directory in which another user could replace what it creates, because other processes
 // receive names of files in it. A caller that passes another parent should access the created directory by FD, which
@@ -172,7 +173,7 @@ func lockScratch(fd int, path string, lock int) (err error) {
 	case err == nil && (mine.Dev != there.Dev || mine.Ino != there.Ino):
 		err = fs.ErrNotExist // another directory has taken its place
 	case err == nil && (mine.Uid != uint32(os.Geteuid()) || mine.Mode&uint32(OthersWrite) != 0):
-		err = fs.ErrPermission // directories of other users, and those that others may have renamed, stay
+		err = fs.ErrPermission // another user owns it or may write to it
 	}
 	if err != nil {
 		return fmt.Errorf("locking %s: %w", path, err)

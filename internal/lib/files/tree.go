@@ -81,8 +81,8 @@ func (t Tree) Read(path string, most int64, accept func(fs.FileInfo) error) ([]b
 	return readBounded(f, most)
 }
 
-// Names returns the names of the entries of a directory of the tree, sorted. It stops reading the directory when it has
-// the number of names given by most.
+// Names returns the names of the entries of a directory of the tree, sorted. If there are more than most, it returns
+// only the first ones that the kernel listed, in an order that depends on the file system.
 func (t Tree) Names(path string, most int) ([]string, error) {
 	fd, err := t.open(path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {

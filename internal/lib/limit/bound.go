@@ -15,14 +15,15 @@ const saysEvery = 10 * time.Second
 
 // AtMost returns a listener that limits the number of open connections to most. It accepts and closes each further
 // connection, because the peer would otherwise wait in the kernel's queue without an error. It calls turned for the
-// first of these, and then at most every 10 s, with the number closed since the previous call.
+// first of these, and then at most every 10 s, with the number closed since the previous call. turned must not use the
+// listener or its connections, because it runs while their mutex is held.
 func AtMost(l net.Listener, most int, turned func(connections int)) net.Listener {
 	return &bounded{Listener: l, most: most, turned: turned}
 }
 
 // AtMostKnown is like AtMost, for peers that are unknown until Settle is called with their connections, for example
-// after a handshake. At the limit, the oldest connection of an unknown peer is closed for a new one, so silent peers
-// cannot keep others out.
+// after a handshake. At the limit, a new connection closes the oldest one of an unknown peer, so silent peers cannot
+// keep others out. If all peers are known, the new connection is closed.
 func AtMostKnown(l net.Listener, most int, turned func(connections int)) net.Listener {
 	return &bounded{Listener: l, most: most, turned: turned, unknown: list.New()}
 }
@@ -36,9 +37,12 @@ func Settle(c net.Conn) {
 	}
 }
 
-// AtMostIdle is like AtMost, for an HTTP server: for a new connection it closes the one that has had no request in
-// progress for the longest time. If new connections were rejected instead, idle ones would keep others out until their
-// deadlines. It must be called before the server serves, with the listener below TLS.
+// AtMostIdle is like AtMost, for an HTTP server. At the limit, a new connection closes the one that has been without a
+// request for the longest time. If new connections were rejected instead, idle ones would keep others out until their
+// deadlines. A new connection is closed only if all others have requests in progress.
+//
+// AtMostIdle sets s.ConnContext and wraps s.Handler, which must not be nil. It must be called before the server serves,
+// with the listener below TLS.
 func AtMostIdle(l net.Listener, most int, s *http.Server) net.Listener {
 	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		if t, is := c.(*tls.Conn); is {

@@ -19,7 +19,8 @@ type Latest struct {
 func NewLatest(most int) *Latest { return &Latest{most: max(1, most)} }
 
 // Add counts a connection until the returned connection is closed. raw is the connection below c, for example below its
-// encryption. At the limit raw is closed, because closing c might first send something and wait for the peer.
+// encryption. To make room for a later connection, Add closes raw and not c, because closing c might first send
+// something and wait for the peer.
 func (l *Latest) Add(c, raw net.Conn) net.Conn {
 	own := &latest{Conn: c, raw: raw, of: l}
 	l.mu.Lock()

@@ -8,7 +8,8 @@ import (
 	"net/http"
 )
 
-// Serve runs a server on l until ctx ends, over TLS if the server has a TLSConfig. It closes l.
+// Serve runs a server on l until ctx ends, over TLS if the server has a TLSConfig. It then closes l and all
+// connections, also those with requests in progress, and returns nil.
 func Serve(ctx context.Context, l net.Listener, s *http.Server) error {
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
 	defer stop()

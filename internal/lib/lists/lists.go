@@ -35,7 +35,7 @@ func Include[T comparable](list []T, values ...T) []T {
 	return list
 }
 
-// Find returns the first element that satisfies a condition; nil if there is none.
+// Find returns a pointer to the first element of a list that satisfies a condition, or nil if there is none.
 func Find[T any](list []T, satisfies func(*T) bool) *T {
 	for i := range list {
 		if satisfies(&list[i]) {

@@ -24,7 +24,7 @@ func (b *Bucket) Left(now int64) float64 {
 	return b.left
 }
 
-// Full reports whether the bucket is as if nothing had ever been taken.
+// Full reports whether the bucket is full, so that it is no different from a new one.
 func (b *Bucket) Full(now int64) bool { return b.Left(now) >= b.most }
 
 // Take takes n even if less is left, and returns how long to wait before more may be taken.

@@ -57,8 +57,8 @@ type Setting struct {
 	Reach Reach    `json:"reach,omitempty"`
 	Known []string `json:"known,omitempty"`
 
-	// Phrase has the words for the levels of a factor in a sentence, by value. The entry for "" is for all other values,
-	// which replace {}. If Phrase is nil, levels are named by the setting.
+	// Phrase names the levels of a factor in sentences. Its keys are values of the setting. The entry for "" serves for
+	// all other values; {} in it stands for the value. If Phrase is nil, levels are named by the setting.
 	Phrase map[string]string `json:"phrase,omitempty"`
 
 	// Many allows the flag of a text to be repeated: Values.Texts returns all values. Specs have no such settings.
@@ -221,7 +221,8 @@ func Part(f float64) string { return Number(100*f) + "%" }
 // Number formats a number with as many digits as it needs.
 func Number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
-// byteUnits are decimal and binary multiples; a spec chooses between them.
+// byteUnits are the units that a spec may use, decimal and binary. parseBytes takes the first suffix that matches, so
+// the longer ones come first.
 var byteUnits = []struct {
 	suffix string
 	bytes  float64

@@ -21,8 +21,8 @@ const (
 	Count     = "count"
 )
 
-// UnitOf returns the unit of a metric, in which its name ends by convention: latency_p50_seconds, map_bytes,
-// throughput_per_second, bpf_seconds_per_connection, bpf_client_share. Any other name is a count.
+// UnitOf returns the unit of a metric. It finds the unit at the end of the metric's name, as in latency_p50_seconds,
+// map_bytes, throughput_per_second, bpf_seconds_per_connection and bpf_client_share. Any other name is a count.
 func UnitOf(metric string) string {
 	if base, per, ok := strings.Cut(metric, "_per_"); ok {
 		per = strings.ReplaceAll(per, "_", " ")
@@ -72,7 +72,8 @@ func Label(metric string) string {
 	return strings.Join(kept, " ")
 }
 
-// Value formats one value with three significant digits and its unit: "3.10 us", "1.20 MB", "71 %".
+// Value formats one value with three significant digits and its unit: "3.10 us", "1.20 MB", "71.0 %". Bytes and whole
+// counts have no decimals.
 func Value(v float64, unit string) string {
 	s := scaleFor(unit, v)
 	return s.number(v, s.digits(v), false) + s.suffix

@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// Path returns a path of this process's own binary. A process that was started by a path from Link has that path as
-// its first argument, and continues to use it.
+// Path returns a path of this process's own binary. If the process was started by an absolute path that still leads to
+// its binary, such as a path from Link, Path returns that path (os.Args[0]).
 func Path() (string, error) {
 	if given := os.Args[0]; filepath.IsAbs(given) && isOwn(given) {
 		return given, nil

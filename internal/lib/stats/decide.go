@@ -31,7 +31,8 @@ func MayDecide(blocks int) bool {
 // for 80 % of runs to decide: (1.96 + 0.84) / 1.96.
 const power80 = 1.43
 
-// maxBlocks is the largest number of blocks in a forecast. With a larger one, the value practically equals the bound.
+// maxBlocks is the largest number of blocks that a forecast returns. If more were needed, the value would be so close
+// to the bound that no run of a practical length could distinguish them.
 const maxBlocks = 10_000
 
 // BlocksToDecide returns how many blocks in all would decide, in 8 of 10 runs, on which side of a bound a value lies,

@@ -128,7 +128,7 @@ type Series struct {
 	dependence Dependence
 	values     []float64
 	variance   float64  // cached result of inflation; 0 before
-	states     []fitted // cached fits in the variable states; nil until first needed
+	states     []fitted // the models in the variable states, fitted to values; nil until first needed
 }
 
 // Of returns a series of values, in the order of blocks, under this dependence.
@@ -198,6 +198,8 @@ func (s *Series) state() (independent, inflation float64) {
 	return 1 / total, inflation / total
 }
 
+// over returns the factor by which the dependence of all arms multiplies the variance of the mean of xs, averaged over
+// the models by their weights.
 func (d Dependence) over(xs []float64) (inflation float64) {
 	fits := fitAll(d.models, normalScores(xs))
 	for i, m := range fits {

@@ -64,8 +64,8 @@ func exponentiated(e Estimate) Estimate {
 
 // PseudoMedian returns the Hodges-Lehmann estimate: the median of the averages of all pairs of values, including each
 // value with itself. Its interval is the exact signed-rank interval for up to 50 values, and from a seeded bootstrap
-// for up to 300. The signed-rank interval is closed and read off the sorted averages, so tied values and zeros need no
-// correction: they can only increase its coverage.
+// for up to 300. For more values it returns the Median. The signed-rank interval is closed and read off the sorted
+// averages, so tied values and zeros need no correction: they can only increase its coverage.
 func PseudoMedian(xs []float64, seed uint64) Estimate { return PseudoMedianAt(xs, Confidence, seed) }
 
 // Resampled returns the cost of the interval for the given number of values, in pairs of values per resample; 0 if the
@@ -208,9 +208,10 @@ func walshAverages(xs []float64) []walshAverage {
 	return ws
 }
 
-// signedRankDepth returns how many averages may be cut from each end for the rest to cover at a confidence, and the
-// coverage reached: 1 - 2 P(W <= depth), where W is the signed-rank statistic of n >= MinBlocksAt values, whose
-// distribution is computed exactly.
+// signedRankDepth returns how many of the sorted averages of n values can be cut off at each end so that the interval
+// of the rest still has at least the given confidence. It also returns the confidence reached: 1 - 2 P(W <= depth),
+// where W is the signed-rank statistic. It computes the distribution of W exactly. n must be at least
+// MinBlocksAt(confidence).
 func signedRankDepth(n int, confidence float64) (depth int, reached float64) {
 	// p[w] is P(W = w): each rank r is added to W or not, with equal probability.
 	p := make([]float64, n*(n+1)/2+1)

@@ -95,7 +95,8 @@ func withinBlocks(off [][]float64) float64 {
 // Predict returns the value of the line at the given levels, one for each factor, and the interval that contains the
 // trial of one new block at those levels with a probability of 95 %: a block of the same run on the same machine,
 // including whatever the trials of a block share. It is not an interval of the mean, which is narrower, and it does
-// not cover differences between runs or machines. Beyond the range of the levels it holds only if the line does.
+// not cover differences between runs or machines. Outside of the range of the fitted levels, the prediction is right
+// only if the line continues there.
 //
 // Let p(b) be the prediction at x from the line of block b alone, and v(x) the variance of trials at x over blocks. A
 // new trial differs from the mean of the n predictions with a variance of
@@ -177,7 +178,7 @@ const (
 	settled = 1e-6
 )
 
-// growth is how a variance may grow with the measured value.
+// growth is one term of a variance, as a function of the measured value y.
 type growth func(y float64) float64
 
 // growths are the sums that are fitted to variances over blocks, each term with a factor of at least 0: constant noise,

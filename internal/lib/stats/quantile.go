@@ -113,8 +113,8 @@ func MinBeyond(q float64) float64 {
 // the histogram's own methods. It returns false if there are too few samples (MinBeyond).
 func Quantile(h *hdrhistogram.Histogram, q float64) (float64, bool) { return QuantileWithout(h, 0, q) }
 
-// QuantileWithout is Quantile for samples of which the largest are missing from the histogram. It returns false if the
-// quantile is among those.
+// QuantileWithout is like Quantile, but the largest samples, whose number is missing, are not in the histogram. It also
+// returns false if the quantile is one of these.
 func QuantileWithout(h *hdrhistogram.Histogram, missing int64, q float64) (float64, bool) {
 	held := float64(h.TotalCount())
 	rank, enough := rankOf(q, held+float64(missing))

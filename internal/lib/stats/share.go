@@ -9,7 +9,7 @@ import (
 	"tare/internal/lib/stats/interval"
 )
 
-// Count is how many of the samples of one trial were in a part.
+// Count holds the number of samples of one trial that were in a part (In), and the number of all its samples (Of).
 type Count struct{ In, Of int }
 
 // Share is the share of a part in the samples of several trials together.
@@ -139,9 +139,9 @@ func Bursts(shares ...Share) float64 {
 	return cmp.Or(largest, math.Inf(1))
 }
 
-// ShareDifference returns the difference of two shares, arm minus base, with the interval that follows from theirs
-// (Newcombe's hybrid score interval, 1998; Zou and Donner 2008). It treats them as independent, so a block's effects
-// on both make it too wide.
+// ShareDifference returns the difference of two shares, arm minus base. It combines the intervals of both (Newcombe's
+// hybrid score interval, 1998; Zou and Donner 2008). It treats the shares as independent, so if a block affects both
+// alike, the interval is too wide.
 func ShareDifference(base, arm Share) Estimate {
 	d := Estimate{Value: arm.Value - base.Value, N: min(base.Trials, arm.Trials), Method: None}
 	if base.HasInterval && arm.HasInterval {

@@ -77,7 +77,8 @@ func safe(r rune, size int, lines bool) bool {
 	return unicode.IsGraphic(r)
 }
 
-// Plain returns s without control characters and invalid UTF-8.
+// Plain returns s without ASCII control characters, including line feeds and tabs, and without invalid UTF-8 and
+// U+FFFD, which often stands for it.
 func Plain(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r == utf8.RuneError {

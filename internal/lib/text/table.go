@@ -9,8 +9,8 @@ import (
 	"github.com/mattn/go-runewidth"
 )
 
-// Clean makes untrusted text safe for a terminal, and keeps it from looking like other text: characters that are not
-// graphic become spaces.
+// Clean replaces all characters of s that are not graphic by spaces. Untrusted text can then neither control a terminal
+// nor pass for another line or column.
 func Clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsGraphic(r) || r == utf8.RuneError || unicode.In(r, unicode.Zl, unicode.Zp) {

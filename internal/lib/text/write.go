@@ -58,7 +58,7 @@ func encode(w *bufio.Writer, v reflect.Value) error {
 	return nil
 }
 
-// isEmpty reports whether encoding/json would take v for empty.
+// isEmpty reports whether encoding/json omits a field with the value v and the option omitempty.
 func isEmpty(v reflect.Value) bool {
 	switch v.Kind() {
 	case reflect.Struct:

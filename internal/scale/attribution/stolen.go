@@ -23,7 +23,9 @@ type Stalled struct {
 	Busy, BusyStolen float64
 }
 
-// Stolen estimates the part of a program's run time in which its CPU was taken away.
+// Stolen estimates the part of a program's run time in which the hypervisor had taken its CPU away, in seconds. It also
+// returns the method: ledger.StolenWitnessed or, if it had to assume anything about time that samples do not see,
+// ledger.StolenProportion.
 //
 // A stall of at least one LookPeriod always covers a time at which a look is due, so each such stall of the program is
 // a Hit and counts in full. A shorter stall covers such a time with the probability length/LookPeriod. The short hits

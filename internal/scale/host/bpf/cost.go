@@ -57,7 +57,7 @@ func costOfRun(without, with time.Duration) (time.Duration, error) {
 	return cost, nil
 }
 
-// fastest returns the shortest time of costRuns runs.
+// fastest runs a program in costGoes rounds of costRuns runs each, and returns the time of the shortest round.
 func fastest(prog *ebpf.Program) (time.Duration, error) {
 	packet := make([]byte, smallestEthernetHdr)
 	best := time.Duration(1<<63 - 1)

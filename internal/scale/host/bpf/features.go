@@ -96,7 +96,7 @@ func btfFeature() *feature.Probe {
 	})
 }
 
-// loadOwn tries to load the package's iterators, and unloads them again.
+// loadOwn tries to load the package's iterators, and unloads them again. Only the errors in the result are of use.
 func loadOwn() *Iterators {
 	var it Iterators
 	it.load(nil)

@@ -51,8 +51,8 @@ const (
 	BytesChargedPages BytesMethod = "charged-pages"
 )
 
-// maxInner is the maximum number of a map of maps' entries that are read. A service mesh has thousands of inner maps at
-// most; a map with a million entries would take a second to walk.
+// maxInner is the maximum number of entries that are read from a map of maps. A service mesh has thousands of inner
+// maps at most; a map with a million entries would take a second to walk.
 const maxInner = 16384
 
 // maxInnerTime limits the time for which a map of maps is read: before Linux 6.8 each look-up in a map of maps waits
@@ -137,8 +137,8 @@ func fdinfoField(text []byte, name string) (uint64, bool) {
 	return 0, false
 }
 
-// innerMaps returns the maps inside a map of maps. A look-up from user space returns the inner map's id. There is only
-// one level: the kernel rejects deeper nesting.
+// innerMaps returns the ids of the maps inside a map of maps; after an error, those found so far. A look-up from user
+// space returns the inner map's id. There is only one level: the kernel rejects deeper nesting.
 func innerMaps(fd int, m *Map) ([]uint32, error) {
 	if m.ValueSize != 4 {
 		return nil, fmt.Errorf("its values are %d bytes, not ids", m.ValueSize)

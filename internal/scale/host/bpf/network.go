@@ -47,7 +47,8 @@ func onNetwork(types map[uint32]bool) bool {
 }
 
 // netAttachments finds attachments of programs of these types at the interfaces of the calling thread's network
-// namespace. It goes on after an error, and returns the first error and the number of others.
+// namespace. It reports those of XDP in any case, because ifaces already contains them. It goes on after an error, and
+// returns the first error and the number of others.
 func netAttachments(ifaces map[uint32]device, types map[uint32]bool, found func(netAttachment)) error {
 	var errs []error
 	for index, d := range ifaces {

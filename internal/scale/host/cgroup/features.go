@@ -22,7 +22,7 @@ const (
 	mountInside = "; in a container, mount the machine's /sys/fs/cgroup there (in Kubernetes a hostPath volume)"
 )
 
-// Features probes what can be read and created among this machine's control groups.
+// Features returns the probes of what this process can read and create among this machine's control groups.
 func Features() []*feature.Probe {
 	discover := sync.OnceValues(func() (*Layout, error) { return Discover(Roots{}) })
 	probe := func(s feature.Status, f func(*Layout) (string, error)) *feature.Probe {

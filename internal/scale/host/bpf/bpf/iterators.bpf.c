@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * Two iterators report what nothing else reports, or reports cheaply:
+ * Two iterators report what nothing else reports, or what all other ways report at a much higher cost:
  *
  *  - which control group the kernel charges for a map: neither the info call nor fdinfo contains it;
  *  - which processes hold which programs, maps and links: the alternative is to read every link in /proc/<pid>/fd.
