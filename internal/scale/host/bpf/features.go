@@ -151,7 +151,7 @@ func addressesFeature() *feature.Probe {
 		Name: "bpf-addresses",
 		Needs: "CAP_BPF, CAP_SYSLOG, the JIT compiler (net.core.bpf_jit_enable), kernel.kptr_restrict below 2, no lockdown " +
 			"for confidentiality",
-		Lost: "telling samples apart by program, so run time is not split by control group",
+		Lost: "which program a sample saw, so run time is not split by control group",
 		Hint: "run as root, or with CAP_SYSLOG; sysctl -w kernel.kptr_restrict=1 net.core.bpf_jit_enable=1",
 	}, func() (string, error) {
 		p, err := ebpf.NewProgram(nothing("tare_probe", nil))

@@ -63,7 +63,7 @@ func Features() []*feature.Probe {
 		probe(feature.Status{
 			Name:  "cgroup-create",
 			Needs: "CAP_DAC_OVERRIDE, and control groups mounted for writing",
-			Lost:  "experiments: tare run puts each process into a group of its own",
+			Lost:  "experiments: tare run puts each process into a separate group",
 			Hint:  "run as root, or with CAP_DAC_OVERRIDE; in a container, mount the control groups for writing",
 		}, probeCreate),
 	}

@@ -175,7 +175,7 @@ func Features() []*feature.Probe {
 	return []*feature.Probe{feature.New(feature.Status{
 		Name:  "kernel-symbols",
 		Needs: "Linux 5.14 and CAP_BPF, CAP_PERFMON; else a readable /proc/kallsyms (kernel.kptr_restrict below 2)",
-		Lost:  "telling interrupts from tasks, and what the kernel did in a sample",
+		Lost:  "whether a sample saw a task or an interrupt, and what the kernel did there",
 		Hint:  "run as root; sysctl -w kernel.kptr_restrict=1",
 	}, probe)}
 }

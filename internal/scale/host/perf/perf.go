@@ -150,7 +150,7 @@ func (s *Sampler) epoll() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making an epoll for the sampling rings: %w", err)
 	}
-	err = unix.SetNonblock(fd, true) // tells os.NewFile that it can be polled
+	err = unix.SetNonblock(fd, true) // os.NewFile passes only nonblocking descriptors to Go's poller
 	fds := []int{s.wake}
 	for _, r := range s.rings {
 		fds = append(fds, r.fd)
@@ -534,7 +534,7 @@ var (
 	Losses = feature.New(feature.Status{
 		Name:  "sample-losses",
 		Needs: "PERF_FORMAT_LOST: Linux 6.0",
-		Lost:  "samples that a full ring lost at the end of a window: the ring tells of them when it has room again",
+		Lost:  "samples that a full ring lost at the end of a window: the ring reports them only when it has room again",
 		Hint:  "boot Linux 6.0 or newer",
 	}, opens(CPUClock, false, true, "lost samples are counted as they are lost"))
 )

@@ -377,7 +377,7 @@ func (f FS) readAtOnce(pid int, name string) ([]byte, error) {
 	}
 }
 
-// What a process is becoming.
+// The results of becoming: whether a process stays the program that it is, or becomes another one by execve(2).
 const (
 	itself = iota
 	itselfOrAnother

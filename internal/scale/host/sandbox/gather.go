@@ -24,7 +24,7 @@ type gathering struct {
 	parent map[string]string   // union-find of names
 	pods   map[string]bool     // uids
 	nested map[string][]string // by id: paths of groups with that id
-	names  map[string]string   // by path of a group that is known only from state: the name of what is in it
+	names  map[string]string   // names of the owners of groups whose paths show none but which state lists, by path
 	byPID  map[int]string      // by PID: the name given by state
 	role   map[int]role
 	of     map[*known]string // the name of what the process belongs to
@@ -33,7 +33,8 @@ type gathering struct {
 	late   []*known
 }
 
-// gather makes the census from what is known.
+// gather sorts the known processes into sandboxes and stores the result in r.census. It also starts reading the
+// counters of their groups.
 func (r *Reader) gather() {
 	g := &gathering{r: r, parent: map[string]string{}, pods: map[string]bool{}, nested: map[string][]string{},
 		names: map[string]string{}, byPID: map[int]string{},
@@ -59,6 +60,7 @@ func (r *Reader) gather() {
 	r.watch()
 }
 
+// find returns the name that stands for all names with which the given one has been united.
 func (g *gathering) find(name string) string {
 	root := name
 	for g.parent[root] != "" {

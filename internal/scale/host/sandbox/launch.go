@@ -9,7 +9,7 @@ import (
 // Launch describes how Tare itself runs containers in a runtime that has runc's command line (internal/sandboxes).
 type Launch struct {
 	Program string // in PATH or beside the tare binary; also the runtime's name in specs
-	Title   string // description, if Program does not say it
+	Title   string // description; empty if the name of the program is enough
 	Install string // how to install it
 	Own     bool   // it is a command of the tare binary, which reports missing rights itself
 

@@ -7,7 +7,7 @@
  * when clone3(2) with CLONE_INTO_CGROUP creates it in another group, and when its parent had left before it was
  * created. The first tracepoint does not say which group a task comes from, so members are recorded by PID from their
  * creation on. (fentry would show it, but not every kernel allows that.) At the tracepoint sched_process_fork a child
- * is already in its group, and nothing has seen it yet.
+ * is already in its group and has not run yet.
  */
 
 #include "../../bpf/bpf/types.h"

@@ -87,7 +87,7 @@ struct bpf_raw_tracepoint_args {
 
 #define DEEPEST 8	      /* levels above a victim's group in which its limit is looked for */
 #define UNLIMITED (1ul << 50) /* pages; PAGE_COUNTER_MAX is larger (include/linux/page_counter.h) */
-#define SLACK 1024	      /* pages: not all that is charged ahead for a CPU (MEMCG_CHARGE_BATCH) counts as used */
+#define SLACK 1024	      /* pages by which usage may be below a limit that was reached (MEMCG_CHARGE_BATCH) */
 
 /* The same as the type victim in oom.go. */
 struct victim {
