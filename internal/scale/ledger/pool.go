@@ -66,8 +66,9 @@ const (
 	placeElsewhere           // not in its groups, and on its behalf
 )
 
-// programKey identifies a program in several windows, in each of which it may have been loaded anew. Samples of one
-// program do not tell where another ran: they may see only one of the two, because the other disables interrupts.
+// programKey identifies a program in several windows, in each of which it may have been loaded anew. Programs are not
+// pooled with each other, because the samples of one do not show where another ran: if the other runs with interrupts
+// off, no sample sees it.
 type programKey struct {
 	Charged
 	name, kind, tag string

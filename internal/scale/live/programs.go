@@ -75,8 +75,8 @@ func (p *phases) scalingError(d Duty) (float64, bool) {
 	return sampled + f*max(p.now, p.last), true // the sum includes all or nothing of the current cycle
 }
 
-// payer is what one place has to pay for a program. It moves to Totals.Payers once MinShare samples saw the program
-// there.
+// payer holds the part of a program's run time that was split to one place. Once MinShare samples have seen the program
+// there, this time moves to Totals.Payers.
 type payer struct {
 	ns      int64 // not yet in Totals.Payers
 	samples int   // since the program was first seen

@@ -272,6 +272,8 @@ func (c *collector) mayRun(chain []uint64) bool {
 	return slices.ContainsFunc(chain, c.text.mayHold)
 }
 
+// stackOf returns the index of a call chain in c.stacks, and adds the chain if it is new. It returns false if there are
+// too many. Chains with the same 64-bit hash count as the same chain.
 func (c *collector) stackOf(chain []uint64, epoch int32) (int32, bool) {
 	h := uint64(epoch) + 0x9e3779b97f4a7c15
 	for _, a := range chain {

@@ -86,8 +86,8 @@ type Meter struct {
 	warnings   []ledger.Warning          // from New; they hold for every window
 	reported   time.Duration             // CPU time of this process that earlier ledgers have reported
 	open       bool
-	preparing  time.Duration     // what the last prepare took
-	switching  time.Duration     // what the last switchOn took
+	preparing  time.Duration     // how long the last prepare took
+	switching  time.Duration     // how long the last switchOn took
 	fastest    time.Duration     // the shortest time that reading an edge took so far
 	hidden     bool              // some of the machine's processes are invisible to this process
 	part       bool              // only some of the machine's control groups are visible

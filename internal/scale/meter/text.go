@@ -8,8 +8,8 @@ import (
 	"tare/internal/scale/host/perf"
 )
 
-// text is where and when the machine code of BPF programs was in memory. Addresses are reused after a program is
-// freed, so time is divided into epochs: within one, an address means one program.
+// text records where and when the machine code of BPF programs was in memory. Addresses are reused after a program is
+// freed, so time is divided into epochs, within each of which an address means one program.
 type text struct {
 	spans  []span
 	epochs []int64 // times at which the epochs after the first begin, ascending

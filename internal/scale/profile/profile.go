@@ -398,7 +398,8 @@ func (b *builder) add(s Stack, ns int64, labels map[string]string) {
 	b.p.Sample = append(b.p.Sample, sample)
 }
 
-// location returns the location of an address. If name is empty, readers may look it up in the file with the build ID.
+// location returns the location of an address, which is an offset in the file of m, or an address of the kernel. If
+// name is empty, tools that read the profile may look it up in a file with the same build ID.
 func (b *builder) location(m *pprof.Mapping, address uint64, name string) *pprof.Location {
 	at := place{m, address, name}
 	if l := b.locations[at]; l != nil {

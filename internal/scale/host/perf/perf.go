@@ -534,7 +534,7 @@ var (
 	Losses = feature.New(feature.Status{
 		Name:  "sample-losses",
 		Needs: "PERF_FORMAT_LOST: Linux 6.0",
-		Lost:  "samples that a full ring lost at the end of a window: the ring reports them only when it has room again",
+		Lost:  "samples that a full ring lost at the end of a window: the ring reports them once it has room again",
 		Hint:  "boot Linux 6.0 or newer",
 	}, opens(CPUClock, false, true, "lost samples are counted as they are lost"))
 )

@@ -9,8 +9,8 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// ownTime returns the CPU time of this process. What it grows by during a reading is the cost of the reading, because
-// Tare does nothing else meanwhile.
+// ownTime returns the CPU time of this process. The difference between two calls is the cost of a reading between them,
+// because Tare does nothing else meanwhile.
 func ownTime() time.Duration { return time.Duration(pace.Clock(unix.CLOCK_PROCESS_CPUTIME_ID)) }
 
 // readFile reads the beginning of a file into the reader's buffer.

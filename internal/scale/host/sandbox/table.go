@@ -252,8 +252,9 @@ type stateRule struct {
 // charged lists, by component, the places where all parts of the component must be charged.
 type charged map[Component][]Place
 
-// row is one way in which a sandbox can be arranged. The first row that matches counts: each component in CPU and
-// Memory must exist, and all of its CPU time or memory must be charged to the places listed.
+// row is one way in which a sandbox can be arranged. The first row that matches counts. An empty field matches every
+// sandbox. Each component in CPU and Memory must exist, and all of its CPU time or memory must be charged to the places
+// listed.
 type row struct {
 	Name           string
 	Title          string
@@ -264,11 +265,11 @@ type row struct {
 	EngineNot      []string
 	Driver         string
 	OverheadDriver string
-	Hierarchy      string // the one that counts memory: v1 or v2
-	Pod            *bool
-	Program        string // of the VMM
-	Has            []Component
-	Absent         []Component
+	Hierarchy      string      // the one that counts memory: v1 or v2
+	Pod            *bool       // whether the sandbox belongs to a pod of Kubernetes
+	Program        string      // of the VMM
+	Has            []Component // it has processes or threads of all of these
+	Absent         []Component // it has none of these
 	CPU, Memory    charged
 }
 
@@ -276,16 +277,16 @@ type row struct {
 // requires. docs/weigh-sandboxes.md lists the {names} in Says.
 type findingRule struct {
 	Code         string
-	Row          string
+	Row          string // name of the sandbox's row; empty: any
 	Components   []Component
-	Hierarchy    string
-	Pod          *bool
-	CPU          []Place
-	Memory       []Place
+	Hierarchy    string  // as in row
+	Pod          *bool   // as in row
+	CPU          []Place // places of its CPU time; nil: any
+	Memory       []Place // places of its memory; nil: any
 	LeaderMemory []Place // places of the memory of the process that a thread belongs to
 	Any          []Place // places of its CPU time or its memory
 	Left         Place   // a group of that kind holds more memory than its processes account for
-	EmptyGroups  bool
+	EmptyGroups  bool    // its pod has groups of containers without processes
 	Alone        bool // no process that runs the application is known
 	Says         string
 }

@@ -80,7 +80,7 @@ const volatile __s64 tick_cpu_sched_at = 0; /* struct tick_sched tick_cpu_sched 
 const volatile __u64 period = 2004008; /* nanoseconds between looks */
 const volatile __u32 occupants = 1;    /* report who holds the CPU, and count looks by process */
 
-/* Stolen time of one interval that is worth a record of its own, in nanoseconds. */
+/* The least stolen time of an interval for which a record is written, in nanoseconds. */
 #define WORTH 100000
 
 struct record { /* see record in witness.go */
