@@ -127,8 +127,8 @@ func IsMapping(n Node) bool {
 	return is
 }
 
-// Each calls visit with each entry of a mapping, and returns the first error. It calls the mapping what in its own
-// errors, for a node that is not a mapping and for a key that is not a string.
+// Each calls visit with each entry of a mapping, and returns the first error. It fails if the node is not a mapping,
+// and at a key that is not a string. what names the mapping in these errors, as in "a rule".
 func (f File) Each(n Node, what string, visit func(key string, at, value Node) error) error {
 	m, ok := n.(*ast.MappingNode)
 	if !ok {

@@ -22,7 +22,7 @@ type Tree struct {
 	Below string
 }
 
-// open opens the file at a path of the tree. flags are those of open(2).
+// open opens the file at a path of the tree, with flags for open(2) such as O_RDONLY.
 func (t Tree) open(path string, flags int) (int, error) {
 	root := t.Root
 	if root == "" {

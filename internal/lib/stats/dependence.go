@@ -7,12 +7,12 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// minDependence is how many values, over all series, are needed to learn the dependence between blocks and to widen
-// intervals by it. Fewer values cannot distinguish dependent blocks from independent ones: intervals of six blocks
-// would be widened by 1.6 on average whether or not the blocks are dependent (docs/statistics.md).
+// minDependence is the number of values, over all series, from which on the dependence between blocks is learned and
+// intervals are widened by it. Fewer values cannot distinguish dependent blocks from independent ones: intervals of six
+// blocks would be widened by 1.6 on average whether or not the blocks are dependent (docs/statistics.md).
 const minDependence = 24
 
-// MinOwn is how many values of one arm are needed to learn the dependence of its differences.
+// MinOwn is the number of values of one arm from which on the dependence of its differences is learned.
 const MinOwn = 18
 
 // correlation is the correlation between blocks caused by a state that follows a first-order autoregression and has a
@@ -25,8 +25,9 @@ type correlation struct{ lag1, share float64 }
 // 0.76.
 var autocorrelations = correlations([]float64{0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}, []float64{1})
 
-// states are the models fitted to one arm's own differences and, if there are enough values, to those of all arms. They
-// are slow states, with lag-1 autocorrelations of up to 0.98, because a state slower than the run looks like an effect.
+// states are the models fitted to one arm's own differences and, if there are enough values, to the differences of all
+// arms. They are slow states, with lag-1 autocorrelations of up to 0.98, because a state slower than the run looks like
+// an effect.
 var states = correlations([]float64{0.7, 0.8, 0.9, 0.95, 0.98}, []float64{0.25, 0.5, 0.75, 1})
 
 func correlations(lags, shares []float64) []correlation {
@@ -45,9 +46,9 @@ const (
 	priorOfState        = 0.32
 )
 
-// Dependence is how much neighbouring blocks of a run resemble each other. A noisy neighbour's activity outlasts a
-// block, so the differences of one block predict those of the next, and n blocks are worth fewer than n independent
-// ones.
+// Dependence describes how much neighbouring blocks of a run resemble each other. A noisy neighbour's activity outlasts
+// a block, so the differences in one block predict the differences in the next, and n blocks are worth fewer than n
+// independent ones.
 type Dependence struct {
 	Values  int     // number of values from which it was learned
 	Lag1    float64 // lag-1 autocorrelation: mean of the posterior distribution
@@ -308,7 +309,7 @@ func fitAll(models []correlation, ys []float64) []fitted {
 	return fits
 }
 
-// signedScores returns normal scores about 0: those of the values among themselves and their negatives.
+// signedScores returns normal scores about 0: each value is ranked among all values and their negatives.
 func signedScores(xs []float64) []float64 {
 	both := slices.Clone(xs)
 	for _, x := range xs {

@@ -62,7 +62,8 @@ type Line struct {
 	Range        [][2]float64 // by factor: the lowest and the highest level of the observations
 
 	// Effective is the number of independent blocks that the blocks of the line are worth, for the coefficient with the
-	// strongest dependence; 0 if there are too few to tell. If Strong is set, the intervals may still be too narrow.
+	// strongest dependence; 0 if there are too few blocks to learn it. If Strong is set, the intervals may still be too
+	// narrow.
 	Effective float64
 	Strong    bool
 
@@ -378,8 +379,8 @@ func tTest(xs []float64) float64 {
 	return 2 * distuv.StudentsT{Mu: 0, Sigma: 1, Nu: n - 1}.Survival(math.Abs(mean)/deviation*math.Sqrt(n))
 }
 
-// lackOfFit returns the p-value of the F test that compares the deviations of level means from the line with those of
-// replicates from their level mean.
+// lackOfFit returns the p-value of the F test that compares how far level means lie from the line with how far
+// replicates lie from the mean of their level.
 func lackOfFit(observations []Observation, levels []level, f *fit, terms int) float64 {
 	var pure, lack float64
 	for _, o := range observations {

@@ -68,9 +68,9 @@ func Outlying(xs []float64) int {
 	return n
 }
 
-// FamilyMean returns the mean of one of several quantities, a family of the given size, with an interval that holds
-// jointly with those of the others: each has a confidence of 1 - 0.05 / family (Bonferroni), by Student's t, so in at
-// least 95 % of families every interval contains its true mean. With fewer than MinBlocks values there is no interval.
+// FamilyMean returns the mean of one of several quantities, a family of the given size. Its interval, by Student's t,
+// has a confidence of 1 - 0.05 / family (Bonferroni). If all quantities of a family get such intervals, every interval
+// contains its true mean in at least 95 % of families. With fewer than MinBlocks values there is no interval.
 func FamilyMean(xs []float64, family int) Estimate {
 	if len(xs) < MinBlocks {
 		return MeanAt(xs, Confidence)

@@ -20,7 +20,7 @@ func EffectOf(value, lo, hi float64, blocks int) (Effect, bool) {
 	return Effect{Value: value, Error: standardError((hi-lo)/2, blocks)}, true
 }
 
-// Spread is how much an effect varies from run to run although nothing has changed.
+// Spread describes how much an effect varies from run to run although nothing has changed.
 type Spread struct {
 	Variance float64 // of the effect in one run: noise within the run, and variation between runs
 	Within   float64 // the part of Variance that is noise within the runs, averaged over them

@@ -282,7 +282,7 @@ func (f rulesFile) parse(data []byte) ([]Rule, error) {
 	return rules, nil
 }
 
-// ParseList parses a list of rules in a file. Its errors are like those of ParseFile.
+// ParseList parses a list of rules in a file. Its errors have the code and the position that ParseFile's have.
 func ParseList(file document.File, list *ast.SequenceNode) (rules []Rule, err error) {
 	return rulesFile{file, selectors}.list(list)
 }

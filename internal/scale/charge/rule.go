@@ -33,7 +33,8 @@ var selecting = []struct {
 	{selectOwner, func(p *Patterns) *string { return &p.Owner }}, // the owner of pods: NAME or KIND/NAME
 }
 
-// selectors are the selectors of rules for a node, and clusterSelectors those of rules for a cluster.
+// selectors are the selectors that rules for a node may use, and clusterSelectors the ones that rules for a cluster may
+// use.
 var (
 	selectors = func() (names []string) {
 		for _, s := range selecting {

@@ -33,9 +33,9 @@ type Charged struct {
 	Component string `json:"component,omitempty"` // a named part of the subject, such as proxy.client
 }
 
-// Workload is what one workload used, and what infrastructure used on its behalf. gross = net + tare holds to the
-// nanosecond and the byte whenever all three are known. A part is nil if this kernel lacks a counter for it, and Notes
-// say why.
+// Workload is the account of one workload: the workload's own use, and the use of infrastructure on its behalf.
+// gross = net + tare holds to the nanosecond and the byte whenever all three are known. A part is nil if this kernel
+// lacks a counter for it, and Notes say why.
 //
 // Memory is hard memory (Memory.Hard) at the end of the window.
 type Workload struct {
@@ -65,7 +65,7 @@ type Workload struct {
 	Notes []string `json:"notes"` // why something is unknown or only a bound
 }
 
-// Tare is what all infrastructure used, for any workload.
+// Tare is the account of all infrastructure, whichever workload it served.
 type Tare struct {
 	CPU        *float64 `json:"cpu_seconds"`         // CgroupsCPU + BPF + BPFUnsplit
 	CgroupsCPU *float64 `json:"cgroups_cpu_seconds"` // CPU time of tare's control groups
@@ -597,7 +597,7 @@ func (s *settlement) weighMemory(w *Workload, own, serving []Charged, note func(
 		note("which eBPF maps are tare's could not be read: gross, net and tare memory are not known")
 	case s.mapsUnplaced:
 		inside = nil
-		note("the kernel does not tell which group pays for some maps of tare: net and tare memory are not known")
+		note("the kernel does not show which group pays for some maps of tare: net and tare memory are not known")
 	case inside == nil || elsewhere == nil:
 		note("the size of some maps of tare is not known")
 	case hard != nil:

@@ -7,7 +7,7 @@ import (
 	"tare/internal/lib/known"
 )
 
-// Component is what one named part of the machine used, by charge: a component of a workload or of tare, the load, the
+// Component is the account of one named part of the machine: a component of a workload or of tare, the load, the
 // measuring process, or, with an empty charge, everything that no rule names. Each second of CPU time is in exactly one
 // component, and together they make up CPU.Attributed to the nanosecond.
 type Component struct {

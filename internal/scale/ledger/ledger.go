@@ -65,9 +65,9 @@ type Window struct {
 	End     time.Time `json:"end"`
 	Seconds float64   `json:"seconds"` // by CLOCK_MONOTONIC
 
-	// EdgeSeconds is how long the slower of the two readings of all counters took. Counters of one edge are up to
-	// EdgeSeconds apart in time, so the unexplained time may be off by that much on every CPU. 0 in ledgers without the
-	// field.
+	// EdgeSeconds is the duration of one reading of all counters, at the start or the end, whichever took longer. The
+	// counters of one reading are up to EdgeSeconds apart in time, so the unexplained time may be off by that much on
+	// every CPU. 0 in ledgers without the field.
 	EdgeSeconds float64 `json:"edge_seconds,omitempty"`
 }
 
@@ -247,8 +247,8 @@ func (p *Program) RanSeconds() (float64, bool) {
 	return max(*p.RunSeconds-p.StolenSeconds.Value, 0), true
 }
 
-// Seen is how many samples saw a program in one place. Cgroup is nil if the thread ended before its group could be
-// read.
+// Seen holds the number of samples that saw a program in one place. Cgroup is nil if the thread ended before its group
+// could be read.
 type Seen struct {
 	Cgroup  *string `json:"cgroup"`
 	Context Context `json:"context"`
@@ -356,7 +356,7 @@ func (l *Ledger) Titles() Titles {
 	return titles
 }
 
-// Memory is what a cgroup holds at the end of the window. It has no single total:
+// Memory is the memory that a cgroup holds at the end of the window, in bytes. It has no single total:
 //
 //	hard = anon + shmem + kernel - slab_reclaimable     soft = file - shmem + slab_reclaimable
 type Memory struct {
@@ -374,7 +374,7 @@ type Memory struct {
 	WorkingSet      *uint64 `json:"working_set"` // current - inactive_file, as the kubelet reports it
 }
 
-// Self is what the measurement itself cost.
+// Self holds the cost of the measurement itself.
 type Self struct {
 	Cgroup     *string  `json:"cgroup"`      // the group that the measuring process is in; nil if unknown
 	CPUSeconds float64  `json:"cpu_seconds"` // user and system time of the measuring process in the window

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Noise is what disturbed the machine during a window, as seen by the witness: when each CPU stood still because the
-// hypervisor ran something else, and which tasks held a CPU for long.
+// Noise describes what disturbed the machine during a window, as seen by the witness: when each CPU stood still because
+// the hypervisor ran something else, and which tasks held a CPU for long.
 //
 // Times are CLOCK_MONOTONIC in nanoseconds, the clock of role.Schedule and of the sampler, so stalls can be matched
 // with requests and samples.
@@ -49,7 +49,7 @@ type Stall struct {
 	Cgroup string `json:"cgroup,omitempty"` // the occupant's; empty for a stall, or if it could not be read
 }
 
-// Occupant is what was seen running: the processes of one name in one control group.
+// Occupant describes processes that the witness saw running: all with one name in one control group.
 type Occupant struct {
 	PID       int     `json:"pid"` // of the busiest of these processes
 	Comm      string  `json:"comm"`

@@ -8,7 +8,8 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// minPooled is how many samples of a program are needed to say where it ran. It mirrors attribution.MinSamples.
+// minPooled is the number of samples of a program from which on its run time is placed by them. It equals
+// attribution.MinSamples.
 const minPooled = 25
 
 // Pool returns each workload's account as the mean over several windows. A single window may have too few samples to

@@ -73,7 +73,7 @@ type SandboxFinding struct {
 // holds as shared memory.
 const ComponentGuest = "guest"
 
-// SandboxComponent is what the processes and threads of one kind use in a sandbox.
+// SandboxComponent holds the use of CPU time and memory by the processes and threads of one kind in a sandbox.
 type SandboxComponent struct {
 	Component string         `json:"component"`
 	Charge    Charge         `json:"charge"` // ChargeWorkload: in net; ChargeTare: in tare
@@ -83,7 +83,7 @@ type SandboxComponent struct {
 	Memory    *SandboxMemory `json:"memory"`      // nil for threads, which share a process's memory, or if not read
 }
 
-// SandboxContainer is what one container of a sandbox uses.
+// SandboxContainer holds the use of CPU time and memory by one container of a sandbox.
 type SandboxContainer struct {
 	ID        string `json:"id"`
 	Name      string `json:"name,omitempty"` // as in Name.Container; empty if unknown

@@ -66,16 +66,16 @@ func (d Duty) next(cycle, since, now time.Time, draw func(time.Duration) time.Du
 	return cycle, on, skipped
 }
 
-// allEvery is how often new groups are looked for, and memory, programs and maps are read. That costs several times as
-// much as reading the counters of CPU time.
+// allEvery is the time between two full readings, which look for new groups, and read memory, programs and maps. A full
+// reading costs several times as much as reading the counters of CPU time.
 const allEvery = 10 * time.Second
 
 // retryAfter is the time until another attempt if statistics could not be switched.
 const retryAfter = 5 * time.Second
 
-// drainEvery is how often samples are taken out of their rings, unless these fill up sooner: seldom, to keep continuous
-// operation cheap, as each drain also wakes the process. The end of a window drains the rings as well, so the interval
-// is a little longer than the usual second between two readings.
+// drainEvery is the time after which samples are taken out of their rings, unless these fill up sooner. It is long to
+// keep continuous operation cheap, because each drain also wakes the process. The end of a window drains the rings as
+// well, so drainEvery is a little longer than the usual second between two readings.
 const drainEvery = 1250 * time.Millisecond
 
 // Open begins the first window. The caller must close the Scale.
@@ -180,7 +180,7 @@ func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 	}
 	s.end = l.Window.End
 	if slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == meter.NotSampled }) {
-		// A CPU came online and has no sampler; a new meter has one. What is used until that is open is in no ledger.
+		// A CPU came online and has no sampler; a new meter has one. No ledger covers the time until the new meter is open.
 		if err := errors.Join(s.Close(), s.open(ctx)); err != nil {
 			l.Warn("sampler", "sampling could not begin again: %v", err)
 		}

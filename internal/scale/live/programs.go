@@ -27,7 +27,7 @@ var Idle = Place{Top: attribution.Idle}
 // unplaced is the place of threads that ended before their group could be read.
 var unplaced = Place{}
 
-// program is what is known about one eBPF program over time. Its run time is split once there are enough samples,
+// program holds what is known about one eBPF program over time. Its run time is split once there are enough samples,
 // however many windows that takes.
 type program struct {
 	last    ledger.Program
@@ -82,7 +82,7 @@ type payer struct {
 	samples int   // since the program was first seen
 }
 
-// patience is how long run time waits for enough samples before it is given up as unsplit.
+// patience is the time after which run time counts as unsplit if there are still too few samples to split it.
 const patience = 10 * time.Minute
 
 func (t *Totals) addPrograms(l *ledger.Ledger, factor float64) {

@@ -69,7 +69,7 @@ type Totals struct {
 	stalls   []stall
 }
 
-// Self is what this process has cost since the totals began. A field is nil if it was never known.
+// Self holds the cost of this process since the totals began. A field is nil if it was never known.
 type Self struct {
 	CPU                 time.Duration
 	BPF, Stats, Witness *time.Duration
@@ -284,7 +284,7 @@ type groupWork struct {
 	different uint64 // number of changes of held
 }
 
-// held is what Memory depends on for one group.
+// held holds the properties of one group that the result of Memory depends on.
 type held struct {
 	path     string
 	place    Place

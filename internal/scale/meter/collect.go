@@ -292,7 +292,7 @@ func (c *collector) stackOf(chain []uint64, epoch int32) (int32, bool) {
 	return at, true
 }
 
-// findings is what the samples of a window show.
+// findings holds the results that the samples of a window lead to.
 type findings struct {
 	places         map[uint32]map[attribution.Place]int // by program id
 	idleInterrupts int                                  // samples of interrupts on an idle CPU

@@ -22,9 +22,10 @@ const (
 // LabelProgram is the label that holds the path of the program that a sample's process runs.
 const LabelProgram = "program"
 
-// Function is what the CPU time of a sample is attributed to. Each sample has one, so the times of functions add up to
-// the total. In user code it is the function that ran, without what it called; in the kernel, an entry such as one
-// system call, with all functions that ran for it; for eBPF, a program with the kernel functions that it called.
+// Function names the code that the CPU time of a sample is attributed to. Each sample has one Function, so the times of
+// functions add up to the total. In user code it is the function that ran, without the functions that it called. In the
+// kernel it is an entry such as one system call, with all functions that ran for it. For eBPF it is a program, with the
+// kernel functions that it called.
 type Function struct {
 	Kind Kind `json:"kind"`
 	// Name is the name of the function (without what differs between builds of it), of the entry into the kernel ("system
@@ -154,10 +155,11 @@ var faults = []string{"exc_page_fault", "asm_exc_page_fault", "do_page_fault", "
 // arch/arm64/kernel/entry-common.c.
 var interrupts = []string{"common_interrupt", "asm_common_interrupt", "el0_interrupt", "el1_interrupt"}
 
-// entry returns the innermost entry into the kernel in a chain of kernel functions, which has the innermost first, and
-// whether it is an interrupt or a softirq that the kernel can count apart from tasks. The kernel never counts a softirq
-// in ksoftirqd apart, but as that thread's time (irqtime_account_irq in kernel/sched/cputime.c). If the chain has no
-// known entry, the result is the outermost function; if the chain is empty, it is "".
+// entry returns the innermost entry into the kernel in a chain of kernel functions, which has the innermost first. It
+// also reports whether the entry is an interrupt or a softirq whose time the kernel can count separately from tasks.
+// The kernel always counts a softirq in ksoftirqd as that thread's time (irqtime_account_irq in
+// kernel/sched/cputime.c). If the chain has no known entry, the result is the outermost function; if the chain is
+// empty, it is "".
 func entry(chain []string) (what string, interrupt bool) {
 	for i, name := range chain {
 		called := "" // the function that this one called

@@ -171,8 +171,8 @@ func (a *Agent) window(ctx context.Context, query url.Values) (*ledger.Ledger, e
 // Clock requests the agent's time. It returns how far the agent's clock is ahead of this machine's, and half the
 // duration of the request, by which the offset may be wrong.
 func (a *Agent) Clock(ctx context.Context) (offset, uncertainty time.Duration, err error) {
-	// time.Now reads two clocks, between which this thread may have to wait for a CPU. So the duration begins with an
-	// earlier reading than the one that tells the time.
+	// time.Now reads two clocks, between which this thread may have to wait for a CPU. So the duration is measured from an
+	// earlier reading than the one that is compared with the agent's time.
 	began, asked := time.Now(), time.Now()
 	data, err := a.get(ctx, "/v1/clock", nil, maxComment)
 	uncertainty = time.Since(began) / 2

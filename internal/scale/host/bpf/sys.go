@@ -7,9 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The bpf(2) calls that this package makes itself. cilium/ebpf has all of them, but its Info reads every instruction,
-// line and function record of a program and parses fdinfo by reflection: right for a loader, but 15 times as expensive
-// as the counters needed here. Layouts: include/uapi/linux/bpf.h; attributes and infos only ever grow at their end.
+// This package makes these calls of bpf(2) itself. cilium/ebpf has all of them, but its Info reads every instruction,
+// line and function record of a program and parses fdinfo by reflection. That suits a loader, but is 15 times as
+// expensive as reading only the counters. The layouts are in include/uapi/linux/bpf.h. The kernel adds fields to
+// attributes and infos only at their end.
 
 // Commands of bpf(2).
 const (

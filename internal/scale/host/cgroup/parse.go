@@ -23,7 +23,8 @@ type CPU struct {
 	Periods          Value // quota periods in which the group itself wanted to run
 	ThrottledPeriods Value // periods in which it used up its quota
 
-	// Resets is how often UsageNs was seen to be reset to 0 since the group was first read: on v1 it is writable.
+	// Resets counts the times that UsageNs was seen to be reset to 0 since the group was first read. Only on v1 can it be
+	// reset, because there the counter is a writable file.
 	Resets int
 }
 

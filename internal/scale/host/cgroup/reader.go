@@ -277,8 +277,8 @@ func (r *Reader) closeDir(n *node) {
 	}
 }
 
-// release closes those of the files that are in the directory of a node, or all of them if the node is nil. It also
-// ends the watches of these directories.
+// release closes the files that are in the directory of the given node, or all files if the node is nil. It also ends
+// the watches of these directories.
 func (r *Reader) release(files []file, of *node) {
 	for i := range files {
 		if f := &files[i]; f.fd >= 0 && (of == nil || f.node == of) {

@@ -15,7 +15,7 @@ import (
 	"tare/internal/lib/text"
 )
 
-// maxVictims is how many victims are kept until they are read: the first ones.
+// maxVictims is the number of victims that are kept until they are read. Further ones are lost.
 const maxVictims = 64
 
 // Victim is a process that the kernel killed. Before Linux 6.8 only the PID is known, unless the victim is the process

@@ -499,8 +499,9 @@ func opens(source Source, cgroup, losses bool, found string) func() (string, err
 	}
 }
 
-// paranoid names the setting because of which the kernel denies events without CAP_PERFMON (EACCES of
-// perf_allow_kernel and perf_allow_cpu in include/linux/perf_event.h); it is empty if err has another cause.
+// paranoid returns the end of a message about err. It names kernel.perf_event_paranoid if this setting makes the kernel
+// deny events to processes without CAP_PERFMON (EACCES of perf_allow_kernel and perf_allow_cpu in
+// include/linux/perf_event.h), and is empty if err has another cause.
 func paranoid(err error) string {
 	level, unread := os.ReadFile("/proc/sys/kernel/perf_event_paranoid")
 	if !errors.Is(err, unix.EACCES) || unread != nil {

@@ -16,7 +16,7 @@ var podPaths = []pathRule{
 	},
 }
 
-// otherPaths are tried after those of engines and runtimes.
+// otherPaths are tried after the paths of all engines and runtimes.
 var otherPaths = []pathRule{
 	// systemd's notation of a group, used as the name of a directory
 	{Match: expr(`[^/]*\.slice:[^/:]*:(?P<id>{id})`), Place: PlaceLiteral, Driver: "systemd"},
@@ -45,7 +45,7 @@ const (
 // otherVM stands for the runtime of a virtual machine if only the VMM is known.
 var otherVM = runtime{Name: "other vm", VM: true, GuestMemory: []Component{VMM, Virtiofsd}}
 
-// otherProcesses are tried after those of runtimes.
+// otherProcesses are tried after the processes of all runtimes.
 var otherProcesses = []processRule{
 	{
 		Program: expr("containerd-shim-[a-z0-9-]+"), Component: Shim, Required: true,
@@ -123,7 +123,8 @@ var annotations = struct {
 	SandboxMemory: []string{"io.kubernetes.cri.sandbox-memory"},
 }
 
-// otherRows are arrangements without a specific runtime or engine. They are tried after those of runtimes and engines.
+// otherRows are arrangements without a specific runtime or engine. They are tried after the rows of all runtimes and
+// engines.
 var otherRows = []row{
 	{
 		Name: "containerd-cgroupfs", Title: "containerd, cgroupfs driver: <pod>/<id>", Driver: "cgroupfs",

@@ -15,7 +15,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// Component is what a process or thread does in its sandbox.
+// Component names the purpose of a process or thread in its sandbox.
 type Component string
 
 // The components.

@@ -219,7 +219,7 @@ type idSource struct {
 type threadRule struct {
 	Comm      expression
 	Component Component
-	Process   Component // what its process is if there is such a thread
+	Process   Component // the component of a process that has such a thread; empty: the thread does not decide it
 }
 
 // stateFiles are files that a runtime or engine keeps for each container or sandbox; see state.go.
@@ -287,7 +287,7 @@ type findingRule struct {
 	Any          []Place // places of its CPU time or its memory
 	Left         Place   // a group of that kind holds more memory than its processes account for
 	EmptyGroups  bool    // its pod has groups of containers without processes
-	Alone        bool // no process that runs the application is known
+	Alone        bool    // no process that runs the application is known
 	Says         string
 }
 
