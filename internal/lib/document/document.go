@@ -1,6 +1,6 @@
-// Package document reads YAML files that users write, key by key, so that every error names its place in the file and,
-// if possible, what was meant. All errors are faults with code Usage and the place: file:line:column, or file:line or
-// just the file if that is all that is known.
+// Package document reads YAML files that users write. It reads them key by key, so that every error names its place in
+// the file and, for a misspelt name, the name that was probably meant. All errors are faults with code Usage. Their
+// place is file:line:column, or as much of this as is known.
 package document
 
 import (

@@ -47,7 +47,7 @@ func (f Flag) Set(text string) error {
 
 func (f Flag) String() string { return f.values[f.Name] }
 
-// Type returns the name of the value in the help.
+// Type returns the placeholder of the flag's value in the help, such as count.
 func (f Flag) Type() string {
 	switch f.Setting.Type {
 	case TypeSwitch:

@@ -36,7 +36,7 @@ type Reach string
 // The reaches. Numbers, switches and words have no reach: the guest defines what their values do.
 const (
 	ReachNothing Reach = "nothing" // the text selects one of the guest's options, or is only compared or passed on
-	ReachCommand Reach = "command" // it is run, is part of what is run, or defines where that comes from
+	ReachCommand Reach = "command" // it is a command or part of one, or names the place from which a program is taken
 	ReachFile    Reach = "file"    // it is the path of a file that is read, written or waited for
 	ReachAddress Reach = "address" // it is an address to connect to
 	ReachProcess Reach = "process" // it names a running process that is inspected
@@ -163,7 +163,7 @@ func (s Setting) show(bound float64) string {
 	return Number(bound)
 }
 
-// Accepts describes the allowed values without their range: by a type, or by words.
+// Accepts describes the allowed values without their range: their type, the allowed words, or both.
 func (s Setting) Accepts() string {
 	switch {
 	case s.Type == TypeWord:

@@ -32,8 +32,8 @@ func isOwn(path string) bool {
 }
 
 // Link creates a path in dir that leads to the binary of this process while this process lives, even if the file is
-// replaced. Processes started by this path have the name tare, like all others. Processes of other users cannot follow
-// the link.
+// replaced. Processes started by this path have the name tare, like all processes of this program. Processes of other
+// users cannot follow the link.
 func Link(dir string) (string, error) {
 	path := filepath.Join(dir, "tare")
 	if err := os.Symlink(fmt.Sprintf("/proc/%d/exe", os.Getpid()), path); err != nil {

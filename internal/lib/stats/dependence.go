@@ -179,8 +179,9 @@ func (s *Series) inflate() float64 {
 	return max(1, inflation)
 }
 
-// state returns the weight of independence, compared with a state of the arm alone and one of all arms, and the factor
-// by which the three together multiply the variance of the mean of the series.
+// state compares three explanations of the series: independent values, a state of this arm alone, and a state of all
+// arms. It returns the posterior weight of independence, and the factor by which the variance of the mean of the series
+// is multiplied, averaged over the three by their weights.
 func (s *Series) state() (independent, inflation float64) {
 	if s.states == nil {
 		s.states = fitAll(states, normalScores(s.values))

@@ -17,7 +17,7 @@ import (
 // SeeHelp returns a hint that refers to the help of a command.
 func SeeHelp(cmd *cobra.Command) string { return fmt.Sprintf("see '%s --help'", cmd.CommandPath()) }
 
-// NoArgs is the Args of a command without arguments.
+// NoArgs is for the field Args of a cobra.Command that takes no arguments. It returns an error if there are any.
 func NoArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return fault.New(fault.Usage, cmd.CommandPath()+" "+text.Clip(args[0]), SeeHelp(cmd), "unexpected argument")

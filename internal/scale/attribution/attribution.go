@@ -1,6 +1,6 @@
-// Package attribution splits an eBPF program's exact run time among the places where samples saw it run: the share of a
-// place is the run time times its fraction of the samples, with a confidence interval. If there are too few samples,
-// the result says so instead of guessing. The package does no I/O.
+// Package attribution splits an eBPF program's exact run time among the places where samples saw it run. The share of a
+// place is the run time multiplied by the fraction of the samples that saw the program there, with a confidence
+// interval. If there are too few samples, the result says so instead of guessing. The package does no I/O.
 package attribution
 
 import (

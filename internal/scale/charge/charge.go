@@ -1,9 +1,9 @@
 // Package charge assigns the groups, programs and maps of a ledger to workloads and infrastructure, by user-written
 // rules, on a machine that Tare did not set up.
 //
-// The most specific rule applies: a rule that matches a group itself precedes one that matches a group above it, and a
-// rule that names a program, a map or the process that holds it precedes the rules of that process's group. Of several
-// rules that match the same object the first applies.
+// The most specific rule applies. For a group, a rule that matches the group itself precedes a rule that matches a
+// group above it. For a program or map, a rule that names the object or a process that holds it precedes the rules that
+// match the group of that process. If several rules match the same object, the first applies.
 package charge
 
 import (

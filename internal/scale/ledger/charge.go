@@ -85,7 +85,7 @@ type Tare struct {
 }
 
 // Settle derives Workloads and Tare from the charges of groups, programs and maps. A group without a charge inherits
-// that of the nearest group above it that has one, and tare inside a workload's group serves that workload unless it
+// the charge of the nearest group above it that has one. Tare inside a workload's group serves that workload unless it
 // names another. Settle may be called again after charges have changed.
 func (l *Ledger) Settle() {
 	l.Workloads, l.Tare = []Workload{}, nil

@@ -395,7 +395,7 @@ type Self struct {
 	SamplesLost    uint64   `json:"samples_lost"`
 }
 
-// Warning is something to know before quoting the ledger.
+// Warning describes a limitation of a ledger to those who use its values.
 type Warning struct {
 	Code    string `json:"code"` // short and stable, e.g. "samples-lost"
 	Message string `json:"message"`

@@ -38,9 +38,10 @@ type Stall struct {
 	CPU int `json:"cpu"`
 	// From and To are the times of the witness's last look before the stall and of its first look after the stall. For an
 	// occupant, they are those of the last look before the occupant was seen and of the first look that no longer saw it.
-	From    int64   `json:"from_ns"`
-	To      int64   `json:"to_ns"`
-	Seconds float64 `json:"seconds"` // how long the CPU was away in that time, at most To - From
+	From int64 `json:"from_ns"`
+	To   int64 `json:"to_ns"`
+	// Seconds is how long the CPU was away between From and To, or how long the occupant held it there.
+	Seconds float64 `json:"seconds"`
 	Cause   Cause   `json:"cause"`
 	// Idle reports whether the CPU was idle when it was taken away, so that the kernel counts the time as idle as well.
 	Idle   bool   `json:"idle"`

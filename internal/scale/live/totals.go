@@ -420,10 +420,10 @@ func (t *Totals) begins(path string) begun {
 	return b
 }
 
-// Memory returns the memory, in bytes, at the end of the last ledger: first that of each place that has a total, then
-// that of all other places together, which is nil if it is unknown for one of them. of(memory) returns the wanted kind
-// of memory of a group, or nil if it is unknown. The memory of a place excludes places inside it. The iterator is valid
-// until the next method call.
+// Memory returns the memory, in bytes, at the end of the last ledger. byPlace yields the memory of each place that has
+// a total, if it is known. rest is the memory of all other places together, or nil if it is unknown for one of them.
+// of(memory) returns the wanted kind of memory of a group, or nil if it is unknown. The memory of a place excludes
+// places inside it. The iterator is valid until the next method call.
 func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace iter.Seq2[Place, int64], rest *int64) {
 	w, n := &t.work, len(t.places.all)
 	w.bytes, w.counted, w.unknown = fit(w.bytes, n), fit(w.counted, n), fit(w.unknown, n)

@@ -10,9 +10,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// lookElsewhere finds the groups that have the CPU time of a process but not its memory, and records for each which
-// process that is. This is possible only if CPU time and memory are counted in different hierarchies, one of which is
-// v1. It takes 25 us for each process of the machine, so it runs at most once per lookEvery.
+// lookElsewhere finds the groups that count the CPU time of a process but not its memory, and records one such process
+// for each group. Such groups exist only if CPU time and memory are counted in different hierarchies, at least one of
+// them of v1. lookElsewhere takes 25 us for each process of the machine, so it runs at most once per lookEvery.
 func (m *Meter) lookElsewhere() error {
 	if time.Since(m.looked) < m.lookEvery {
 		return nil

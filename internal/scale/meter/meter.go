@@ -366,6 +366,7 @@ func (m *Meter) unlessNamed(err error) error {
 	return nil
 }
 
+// prepare finds new groups and kernel threads, and measures how long that takes.
 func (m *Meter) prepare() error {
 	began := monotonic()
 	defer func() { m.preparing = time.Duration(monotonic() - began) }()

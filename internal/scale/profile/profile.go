@@ -57,7 +57,7 @@ type Stack struct {
 	Kernel  []uint64 // addresses, innermost first
 	User    []uint64 // addresses of user code, found by frame pointers, innermost first
 	Count   int
-	At      int64 // time of one of the samples, ns of CLOCK_MONOTONIC; at the others, addresses meant the same code
+	At      int64 // time of one sample, ns of CLOCK_MONOTONIC; at the times of the others, addresses meant the same code
 }
 
 // Process is a process as it was when a sample found it.
@@ -99,8 +99,10 @@ func (p *Process) Has(address uint64) bool { return p.find(address) != nil }
 // Group holds what a profile needs to know about a control group.
 type Group struct {
 	Seconds *float64 // CPU time of the group without groups below it; nil if unknown
-	Alone   bool     // Seconds leaves out processes that have ended, and groups below even if their time is unknown
-	Labels  map[string]string
+	// Alone reports whether Seconds adds up processes that still live and not a counter of the group. It then lacks
+	// processes that have ended, and the groups below even if their time is unknown.
+	Alone  bool
+	Labels map[string]string
 }
 
 // Symbols finds names for addresses.

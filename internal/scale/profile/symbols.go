@@ -18,7 +18,7 @@ import (
 	"tare/internal/lib/files"
 )
 
-// Limits on what is read of the files that processes have mapped, which are not trusted.
+// Limits on reading the files that processes have mapped. The content of these files is not trusted.
 const (
 	maxSections = 4096      // sections of a file
 	maxNames    = 4 << 20   // bytes of a file's section names, if each were as long as the whole table of names

@@ -63,7 +63,7 @@ type Inventory struct {
 	name    []byte
 }
 
-// Warning is something to know when using a snapshot.
+// Warning describes a limitation of a snapshot to those who use it.
 type Warning struct {
 	Code    string // short and stable
 	Message string

@@ -27,9 +27,9 @@ type iterator struct {
 	link    *link.Iter
 }
 
-// Iterators are this package's own BPF programs. Inventories can share them, so that the kernel's types, which loading
-// needs and which take megabytes of memory, are read only once. The zero value is loaded when an inventory is opened
-// with it. The caller must close it after the inventories.
+// Iterators are this package's own BPF programs. Loading them requires the kernel's types, which take megabytes of
+// memory. Inventories can share Iterators, so that the types are read only once. The zero value is loaded when an
+// inventory is opened with it. The caller must close it after the inventories.
 //
 // A program that cannot be loaded is not an error: its error field has the reason.
 type Iterators struct {

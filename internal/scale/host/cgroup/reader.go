@@ -24,8 +24,8 @@ type Group struct {
 	// Made is the latest time at which the group can have been created, if a Refresh other than the first found it; else
 	// zero.
 	Made time.Time
-	// Renamed means that the group's directory had another path before (rename(2) on v1). Its counters therefore include
-	// what the Group with that path used, which has Vanished.
+	// Renamed reports whether the group's directory had another path before (rename(2) on v1). The Group with the old path
+	// has then Vanished, and the counters of this one include everything that the old one counted.
 	Renamed bool
 
 	nodes       []*node

@@ -24,7 +24,8 @@ type Status struct {
 	Lost      string `json:"lost"`     // what cannot be measured without it: "BPF run time"
 	Hint      string `json:"mend"`     // what would fix it; empty if available
 	Required  bool   `json:"required"` // without it `tare weigh` refuses (exit 3)
-	// Leaves is what the probe may leave behind on the machine, such as modules that the kernel loads; empty: nothing.
+	// Leaves names the things that the probe may leave behind on the machine, such as modules that the kernel loads; empty
+	// if there are none.
 	Leaves  string `json:"leaves,omitempty"`
 	Untried bool   `json:"untried,omitempty"` // it was not probed, so whether it is available is unknown
 }

@@ -1,5 +1,5 @@
-// Package moves reports which processes leave control groups, including those that have since ended elsewhere, which
-// no other source remembers.
+// Package moves reports which processes leave control groups. It also reports processes that have left and then ended
+// elsewhere, of which the kernel keeps no other record.
 package moves
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" moves bpf/moves.bpf.c

@@ -346,7 +346,8 @@ func (r *Resolver) placesOf(user uint32) *sandbox.Places {
 	return places
 }
 
-// internal are prefixes of label keys that repeat what is in the name, or that hold Kubernetes annotations.
+// internal lists the prefixes of label keys that users do not set: engines repeat names of pods and containers in them,
+// or store the annotations of Kubernetes.
 var internal = []string{"io.kubernetes.", "annotation."}
 
 // labels returns the labels that users set.

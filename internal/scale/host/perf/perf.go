@@ -26,7 +26,7 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// Source is the event that makes the samples.
+// Source is the event that triggers the samples.
 type Source string
 
 // The sources.
@@ -211,7 +211,7 @@ func sideAttr(of *unix.PerfEventAttr, tasks bool) *unix.PerfEventAttr {
 	return &a
 }
 
-// Source returns the event that makes the samples.
+// Source returns the event that triggers the samples.
 func (s *Sampler) Source() Source { return s.source }
 
 // Period returns the time between two samples of one CPU. It is wall time for cpu-clock. For cycles it is only roughly

@@ -15,8 +15,8 @@ import (
 )
 
 // ring is the memory that the kernel shares for the events of one CPU: a control page and a power of two of data
-// pages. One event makes the samples. A second one, which counts nothing, makes all other records, so lost samples are
-// counted separately.
+// pages. One event writes the samples to it. A second event, which counts nothing, writes all other records. With two
+// events, the kernel counts lost samples and other lost records separately.
 type ring struct {
 	fd   int // descriptor of the sampling event
 	side int // descriptor of the second event

@@ -13,9 +13,9 @@ import (
 // mostDoing is the maximum number of processes that Doing describes, and of kernel functions that it names for each.
 const mostDoing = 8
 
-// Doing describes what a process and its descendants are doing, for an error about a process that does not do what it
-// should. For each process, the result says that the process runs, or names the kernel functions in which its threads
-// wait (/proc/<pid>/task/*/wchan, which requires CAP_SYS_PTRACE for other users' processes). The result is empty if
+// Doing describes the present activity of a process and its descendants, for example for an error about a process that
+// hangs. For each process, the result says that the process runs, or names the kernel functions in which its threads
+// wait (/proc/<pid>/task/*/wchan; for other users' processes this requires CAP_SYS_PTRACE). The result is empty if
 // nothing is known. Descendants are found only with CONFIG_PROC_CHILDREN.
 func (f FS) Doing(pid int) string {
 	var said []string

@@ -170,8 +170,8 @@ func endOf(p string) string {
 	return path.Clean("/" + p)
 }
 
-// nameByEnd names groups that have no other name, using state that has only the suffix of their path, if exactly one
-// group and one state have that suffix.
+// nameByEnd uses state that contains only the suffix of a group's path. It gives a group without any other name the
+// name from that state, if the suffix occurs in only one state and in the path of only one group.
 func (g *gathering) nameByEnd(all []*known, ends map[string][]string) {
 	if len(ends) == 0 {
 		return
@@ -370,7 +370,8 @@ func (g *gathering) descends(k *known) Component {
 	return ""
 }
 
-// census makes sandboxes of processes that belong together.
+// census returns the sandboxes, each with the processes that were united in it, and the processes that serve all
+// sandboxes.
 func (g *gathering) census(all []*known) *Census {
 	c := &Census{}
 	if h, ok := g.r.layout.Controller("memory"); ok {

@@ -51,7 +51,8 @@ type Reader struct {
 	budget   int // descriptors that may still be kept open for threads' schedstat
 }
 
-// The constants that end in Turns are numbers of readings in which something that changes seldom is read once.
+// Things that change seldom are not read again in every reading. A constant that ends in Turns is the number of
+// readings among which one thing is read again once.
 const (
 	membershipTurns = 8  // the groups that a process of a sandbox is in
 	threadTurns     = 32 // which threads it has, and their groups; a multiple of membershipTurns

@@ -34,9 +34,9 @@ const maxSampleRate = "/proc/sys/kernel/perf_event_max_sample_rate"
 // MeasureCost measures what one look costs a busy CPU: a fixed amount of work is repeated without and with a witness
 // that looks at this thread a few times, every 20 us. For a witness that has joined a sampler, this is what a look
 // adds to an interrupt that happens anyway; for a separate one it includes the interrupt. It takes about 20 ms of CPU.
-// On a restless machine it retries up to ten times as long, until the fastest round with the witness is slower than
-// the fastest without; if none is, the cost is unknown, which is an error. It must not be called while the witness is
-// enabled; Reset discards its traces.
+// On a busy machine it retries for up to ten times as long, until the fastest round with the witness is slower than the
+// fastest round without it. If that never happens, the cost is unknown, which is an error. MeasureCost must not be
+// called while the witness is enabled. Reset discards the looks that it has caused.
 func (w *Witness) MeasureCost() (time.Duration, error) {
 	if err := mayLookSoOften(); err != nil {
 		return 0, err

@@ -223,9 +223,9 @@ func (w *Witness) load(p *Program, types *btf.Cache) error {
 	return w.loadWith(p, sourceTicks)
 }
 
-// findQueues shows the program the run queue of every CPU: a running task is linked to its CPU's queue, whereas the
-// idle task may be linked to another's. For CPUs that this process may not use, the first task seen by a look provides
-// the queue.
+// findQueues runs a program on every CPU, which finds the CPU's run queue from the running task and records it for the
+// looks. Looks cannot rely on the task that they see, because the idle task may be linked to another CPU's queue. On a
+// CPU that this process may not use, the first look that sees another task finds the queue.
 func (w *Witness) findQueues(cpus []int) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
