@@ -46,7 +46,7 @@ func RunFirst(on bool) error {
 			continue
 		}
 		if err := set(tid); err != nil && !errors.Is(err, unix.ESRCH) {
-			failed = fmt.Errorf("raising the priority of this process: %w", err)
+			failed = fmt.Errorf("changing the scheduler of this process: %w", err)
 		}
 	}
 	return failed

@@ -49,7 +49,7 @@ func checkGeometry(encoded string) error {
 	}
 	text := base64.NewDecoder(base64.StdEncoding, strings.NewReader(encoded))
 	if _, err := io.CopyN(io.Discard, text, 8); err != nil { // skip the kind, and the length of the rest
-		return errors.New("it ends in its head")
+		return errors.New("its header is incomplete")
 	}
 	z, err := zlib.NewReader(text)
 	if err != nil {
@@ -60,7 +60,7 @@ func checkGeometry(encoded string) error {
 		Lowest, Highest                 int64
 	}
 	if err := binary.Read(z, binary.BigEndian, &head); err != nil {
-		return fmt.Errorf("reading its head: %w", err)
+		return fmt.Errorf("reading its header: %w", err)
 	}
 	if head.Digits > maxDigits || head.Highest > maxTrackable {
 		return fmt.Errorf("%d digits up to %d; at most %d up to %d are allowed",

@@ -56,7 +56,7 @@ func (a *account) unread() {
 			hint)
 	}
 	if n := len(all) - named; n > 0 {
-		a.warn("group-unread", "nor could %d more control groups", n)
+		a.warn("group-unread", "%d more control groups could not be read", n)
 	}
 }
 
@@ -604,7 +604,7 @@ func (a *account) wereReset(groups []ledger.Cgroup) {
 		}
 	}
 	if n > 0 {
-		a.warn(ledger.CounterReset, "so were those of %d more control groups", n)
+		a.warn(ledger.CounterReset, "the CPU counters of %d more control groups were reset", n)
 	}
 	if err := a.m.groups.Unnoted(); err != nil {
 		a.warn("resets-unseen", "a reset of the CPU counter of a control group (a write to cpuacct.usage) is not "+
@@ -655,7 +655,7 @@ func (a *account) madeAgain(groups []ledger.Cgroup) {
 		}
 	}
 	if n > named {
-		a.warn("group-made", "so were %d more control groups", n-named)
+		a.warn("group-made", "%d more control groups were removed and made again", n-named)
 	}
 }
 

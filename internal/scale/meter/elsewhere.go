@@ -63,6 +63,6 @@ func (a *account) lacksMemory(groups []string) {
 		a.warn("memory-elsewhere", "the memory of control group %.200s is not known: %s", path, a.m.elsewhere[path])
 	}
 	if n := len(groups) - named; n > 0 {
-		a.warn("memory-elsewhere", "nor is that of %d more control groups, for the same reason", n)
+		a.warn("memory-elsewhere", "the memory of %d more control groups is not known, for the same reason", n)
 	}
 }

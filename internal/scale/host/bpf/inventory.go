@@ -106,7 +106,7 @@ func Open(o Options) (*Inventory, error) {
 			var info progInfo
 			if _, err := objInfo(i.program.FD(), unsafe.Pointer(&info), unsafe.Sizeof(info)); err != nil {
 				v.Close()
-				return nil, fmt.Errorf("reading an own program: %w", err)
+				return nil, fmt.Errorf("reading one of Tare's own eBPF programs: %w", err)
 			}
 			v.own[info.ID] = true
 		}

@@ -166,7 +166,7 @@ func eachNamespace(list []namespace, most time.Duration, visit func(n namespace,
 		defer unix.Close(back)
 		defer func() {
 			if err := unix.Setns(back, unix.CLONE_NEWNET); err != nil {
-				left = errors.Join(left, fmt.Errorf("going back to the network namespace of before: %w", err))
+				left = errors.Join(left, fmt.Errorf("returning to this process's network namespace: %w", err))
 				return // the thread ends with this goroutine
 			}
 			runtime.UnlockOSThread()

@@ -21,8 +21,8 @@ type Group struct {
 	CPU      CPU    // as of the last ReadCPU
 	Memory   Memory // as of the last ReadMemory
 	Vanished bool   // it no longer exists; CPU and Memory are the last values read
-	// Made is the latest time at which the group can have been created, if a Refresh other than the first found it; else
-	// zero.
+	// Made is the latest time at which the group can have been created. It is zero for groups that were found before the
+	// second Refresh.
 	Made time.Time
 	// Renamed reports whether the group's directory had another path before (rename(2) on v1). The Group with the old path
 	// has then Vanished, and the counters of this one include everything that the old one counted.
