@@ -81,7 +81,7 @@ func Guard(data []byte) (line int, err error) {
 
 // weigher counts the values of a document.
 type weigher struct {
-	anchors map[string]int // by anchor: the number of its values
+	anchors map[string]int // numbers of values, by anchor
 	written int            // number of values without expanding aliases
 }
 

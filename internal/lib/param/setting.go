@@ -47,7 +47,7 @@ type Setting struct {
 	Name    string   `json:"name"`
 	Type    Type     `json:"type"`
 	Default string   `json:"default,omitempty"` // canonical; if empty, the setting is passed on only if it is given
-	Words   []string `json:"words,omitempty"`   // the allowed values of a word; a number may be one of these instead
+	Words   []string `json:"words,omitempty"`   // the allowed values of a word; for a number, words that are allowed as well
 	Min     float64  `json:"min"`               // for counts, numbers, bytes, parts and (in seconds) durations
 	Max     float64  `json:"max,omitempty"`     // likewise; 0 means no limit
 	Doc     string   `json:"doc"`

@@ -26,7 +26,7 @@ const (
 	maxAll      = 256 << 20 // bytes of the tables of all files together
 	maxNotes    = 64 << 10  // bytes of the sections of notes of a file
 	maxFiles    = 4096      // files whose symbols are read
-	maxTries    = 8         // processes that lack a file before it is given up
+	maxTries    = 8         // processes without the file after which it is no longer looked for
 )
 
 // Files implements Symbols. It names addresses of user code by the symbols of the files that processes have mapped:

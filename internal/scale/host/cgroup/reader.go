@@ -585,7 +585,7 @@ func (r *Reader) read(g *Group, files []file, keep bool) error {
 			f.absent = true
 		case gone(err):
 			r.lose(f.node)
-			return r.read(g, files, keep) // what the other directories have
+			return r.read(g, files, keep) // read what the other directories have
 		case errors.Is(err, unix.EOPNOTSUPP):
 			f.absent = true // accounting is compiled in but was switched off at boot
 		case first == nil:

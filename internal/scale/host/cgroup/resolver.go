@@ -82,7 +82,7 @@ func (r *Resolver) LivePath(tid int) (string, error) {
 	if errors.Is(err, proc.ErrGone) || err == nil && p.Exiting() {
 		return "", fmt.Errorf("reading the control group of thread %d: %w", tid, proc.ErrGone)
 	}
-	return path, nil // also if its state is hidden
+	return path, nil // even if the state of the thread is hidden
 }
 
 // ChargedOf is like Charged, but reads the file of a process. Its errors are those of Path.

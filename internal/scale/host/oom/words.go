@@ -57,7 +57,7 @@ func (w *Watch) Say(l *cgroup.Layout, tree string, as Naming) string {
 			// the name of the tree.
 			_, name, own := strings.Cut(v.GroupName, path.Base(tree)+"-")
 			if !own {
-				continue // it belongs to someone else
+				continue // the victim was not in this tree
 			}
 			owner, parts = as.Named(name)
 			group = path.Join(parts, v.GroupName)

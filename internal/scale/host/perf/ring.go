@@ -28,7 +28,7 @@ type ring struct {
 	buf  []byte // records of one drain, unwrapped; reused
 
 	before   uint64        // nanoseconds that the event had been enabled, at the last Enable or Blind
-	on, must time.Duration // how long it has been enabled since then, and how long it should have been by another clock
+	on, must time.Duration // how long the event has been enabled since then, and how long it should have been
 	since    time.Time     // when the current part of must began; zero while it is disabled
 	lost     uint64        // samples lost since Open, as of the last read; 0 if the kernel does not count them
 }

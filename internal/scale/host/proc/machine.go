@@ -151,7 +151,7 @@ func parseConfig(r io.Reader) map[string]string {
 // because no tick occurs during another interrupt, and is 0 if that was so from the beginning. StableClock shows if it
 // may have happened later.
 func (f FS) irqTime(config map[string]string, cmdline []string) *bool {
-	const enough = 60 // seconds of busy time, in which interrupts take more than one tick
+	const enough = 60 // seconds; in this much busy time, interrupts take more than one tick
 	off := slices.Contains(cmdline, "tsc=noirqtime") || slices.Contains(cmdline, "irqtime=0")
 	stat, err := f.Stat()
 	switch {

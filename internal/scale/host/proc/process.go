@@ -448,7 +448,7 @@ type Rollup struct {
 	Anon, File, Shmem *uint64
 	Swap              uint64 // SwapPss: not resident
 	RSS               uint64 // shared pages are counted in full, so it must not be added up
-	Huge              uint64 // huge pages of hugetlbfs, shared ones in full: in no other field (smaps_hugetlb_range)
+	Huge              uint64 // huge pages of hugetlbfs, shared ones in full; not in other fields (smaps_hugetlb_range)
 }
 
 // Rollup reads /proc/<pid>/smaps_rollup, for which the kernel walks the page tables. A kernel thread and a zombie have

@@ -25,9 +25,9 @@ type gathering struct {
 	pods   map[string]bool     // uids
 	nested map[string][]string // by id: paths of groups with that id
 	names  map[string]string   // names of the owners of groups whose paths show none but which state lists, by path
-	byPID  map[int]string      // by PID: the name given by state
+	byPID  map[int]string      // names of the owners of processes that state lists, by PID
 	role   map[int]role
-	of     map[*known]string // the name of what the process belongs to
+	of     map[*known]string // the name of the sandbox, container or pod that the process belongs to
 	signs  map[*known][]Sign
 	mute   map[*known]bool // its command line contradicts its group and is ignored
 	late   []*known

@@ -313,7 +313,7 @@ func (r *Reader) note(pid int, rule *processRule, args []string) {
 	if len(dirs) == 0 {
 		return
 	}
-	dir := filepath.Clean(dirs[len(dirs)-1]) // programs take the last
+	dir := filepath.Clean(dirs[len(dirs)-1]) // of a repeated flag, programs take the last value
 	if !filepath.IsAbs(dir) || len(dir) > maxPath || r.table.keeps(rule.Runtime, dir) {
 		return
 	}

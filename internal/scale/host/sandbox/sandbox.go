@@ -22,7 +22,7 @@ type Component string
 const (
 	Workload  Component = "workload"  // the application
 	Init      Component = "init"      // holds the sandbox open, or starts the application: pause, tini, runc init
-	VMM       Component = "vmm"       // the virtual machine monitor: threads that are no other component
+	VMM       Component = "vmm"       // the virtual machine monitor, without its threads that are another component
 	VCPU      Component = "vcpu"      // a thread that runs the guest
 	IO        Component = "io"        // a thread of the VMM or the kernel that does the guest's I/O
 	Virtiofsd Component = "virtiofsd" // serves the guest's files
@@ -84,7 +84,7 @@ type Thread struct {
 	TID         int
 	Comm        string
 	Component   Component
-	CPU, Memory Location // Memory is its process's, because the thread-group leader is charged
+	CPU, Memory Location // Memory is that of its process, because the kernel charges the thread-group leader
 	CPUNs       *uint64  // CPU time used so far, in nanoseconds; nil if it could not be read
 }
 

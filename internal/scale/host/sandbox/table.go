@@ -202,7 +202,7 @@ type processRule struct {
 	Shared    bool      // it serves all sandboxes
 	Kernel    bool      // a kernel thread; the capture group pid in Comm is the process that it works for
 	Inside    bool      // it matches only in the group of a container
-	Unsettled bool      // it will become something else, so it must be checked again
+	Unsettled bool      // it will execute another program, so it must be checked again
 	Children  Component // the component of all its descendants in the same sandbox
 	StateFlag string    // the flag for the directory of the runtime's state
 }
