@@ -30,10 +30,10 @@ func (m *Mapped) Close() error {
 	return errors.Join(errs...)
 }
 
-// MapArray maps the elements of m into memory, where changes by the kernel's side and by this process are visible to
-// both. m must be an array with the flag BPF_F_MMAPABLE. Its values must have the size of a T, a multiple of 8 bytes,
-// because the kernel pads each element to that. memory consists of whole pages; the caller must unmap it when the
-// elements are no longer used.
+// MapArray maps the elements of m into memory, which this process then shares with eBPF programs. m must be an array
+// with the flag BPF_F_MMAPABLE. Its values must have the size of a T, which must be a multiple of 8 bytes, because the
+// kernel pads each element to that. memory consists of whole pages; the caller must unmap it when the elements are no
+// longer used.
 func MapArray[T any](m *ebpf.Map) (elements []T, memory []byte, err error) {
 	size, n, page := int(m.ValueSize()), int(m.MaxEntries()), unix.Getpagesize()
 	if size != int(unsafe.Sizeof(*new(T))) {

@@ -37,8 +37,8 @@ func CPUTime() (float64, error) {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9, nil
 }
 
-// CPUs returns the number of CPUs on which the calling thread may run. If it cannot read this, it returns the number
-// with which the process began.
+// CPUs returns the number of CPUs on which the calling thread may run. If that cannot be read, it returns the number of
+// CPUs on which this process could run when it started.
 func CPUs() int {
 	cpus, err := AllowedCPUs()
 	if err != nil {

@@ -40,7 +40,8 @@ type Stall struct {
 	// occupant, they are those of the last look before the occupant was seen and of the first look that no longer saw it.
 	From int64 `json:"from_ns"`
 	To   int64 `json:"to_ns"`
-	// Seconds is how long the CPU was away between From and To, or how long the occupant held it there.
+	// Seconds is how long the CPU was away between From and To. For an occupant, it is how long the occupant held the CPU
+	// in that time.
 	Seconds float64 `json:"seconds"`
 	Cause   Cause   `json:"cause"`
 	// Idle reports whether the CPU was idle when it was taken away, so that the kernel counts the time as idle as well.
