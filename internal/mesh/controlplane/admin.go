@@ -40,15 +40,15 @@ func NewAdmin() *Admin {
 	counter := func(name, help string) *prometheus.CounterVec {
 		return shown.NewCounterVec(prometheus.CounterOpts{Name: "tare_controlplane_" + name, Help: help}, []string{"type"})
 	}
-	a.responses = counter("responses_total", "Responses that were handed to the transport.")
-	a.resources = counter("resources_total", "Resources in them.")
-	a.removed = counter("removed_total", "Names in them of resources that are gone (deltas).")
-	a.acks = counter("acks_total", "Responses that data planes took.")
+	a.responses = counter("responses_total", "Responses handed to the transport.")
+	a.resources = counter("resources_total", "Resources in these responses.")
+	a.removed = counter("removed_total", "Names of removed resources in delta responses.")
+	a.acks = counter("acks_total", "Responses that data planes acknowledged.")
 	a.refusals = counter("nacks_total", "Responses that data planes refused.")
 	a.changes = shown.NewCounter(prometheus.CounterOpts{Name: "tare_controlplane_changes_total",
-		Help: "Changes of the mesh that were taken."})
+		Help: "Changes of the mesh that were applied."})
 	a.waited = shown.NewHistogram(prometheus.HistogramOpts{Name: "tare_controlplane_answer_seconds",
-		Help:    "Time from when the control plane was told of a change until a data plane had answered a response of it.",
+		Help:    "Time from when a change was set until a data plane answered a response that contains it.",
 		Buckets: answerBuckets})
 	of := func(get *func() int) func() float64 {
 		return func() float64 {
@@ -59,9 +59,9 @@ func NewAdmin() *Admin {
 		}
 	}
 	shown.NewGaugeFunc(prometheus.GaugeOpts{Name: "tare_controlplane_streams",
-		Help: "Data planes that are connected, by their streams."}, of(&a.streams))
+		Help: "Open discovery streams of data planes."}, of(&a.streams))
 	shown.NewGaugeFunc(prometheus.GaugeOpts{Name: "tare_controlplane_proxies",
-		Help: "Proxies of the mesh; 0 where all data planes are told the same."}, of(&a.proxies))
+		Help: "Proxies of the mesh; 0 if all data planes get the same resources."}, of(&a.proxies))
 	a.registry.MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return a

@@ -17,7 +17,7 @@ const (
 	garbageBytes   = 32 << 20
 	leastGarbage   = 50  // percent of the live heap
 	mostGarbage    = 400 // percent of the live heap
-	garbageChanged = 10  // percent of the setting; a smaller change is not worth stopping the process for
+	garbageChanged = 10  // percent of the current setting; for less, stopping the process to change it is not worthwhile
 )
 
 // Thresholds: when a control plane counts as idle, and when collecting the garbage of an idle one is worth the cost.
@@ -26,7 +26,7 @@ const (
 	idleBytes    = 256 << 10 // bytes allocated in idleEvery; with less, the process is idle
 	idlePart     = 256       // or this fraction (1/256) of the live heap, if that is more
 	worthIt      = 4 << 20   // bytes of garbage
-	worthPart    = 10        // or 1/10 of the live heap; also: 1/10 of the goroutines have ended
+	worthPart    = 10        // or 1/10 of the live heap; or if 1/10 of the goroutines have ended
 	worthNew     = 16 << 20  // bytes allocated since whileIdle last collected
 	worthNewPart = 2         // or 1/2 of the live heap
 	restTimes    = 20        // the pause after a collection, as a multiple of its duration

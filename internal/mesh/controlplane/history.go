@@ -17,7 +17,7 @@ type Change struct {
 	At        time.Time `json:"at"`
 	Responses int       `json:"responses"` // sent because of the change
 	Proxies   int       `json:"proxies"`   // distinct node ids that got them; at most mostProxies
-	Others    int       `json:"others"`    // responses to ids beyond these
+	Others    int       `json:"others"`    // responses to node ids that Proxies does not count
 	Answers   int       `json:"answers"`   // acknowledged or refused
 	Refused   int       `json:"refused"`   // answers that were refusals
 	FirstSent float64   `json:"first_sent_seconds"`
@@ -49,8 +49,8 @@ type entry struct {
 	proxies map[uint64]struct{} // hashes of node ids, because the ids can be long
 }
 
-// of returns the change that was set at the given time (ns by pace.Now). It adds the change if it is new, or returns
-// nil if the change is older than all that are kept. The caller must hold mu.
+// of returns the change that was set at the given time (ns by pace.Now), and adds it if it is new. If the history is
+// full and the change is older than all changes in it, of returns nil. The caller must hold mu.
 func (h *history) of(since int64) *entry {
 	i, found := slices.BinarySearchFunc(h.changes, since, func(e *entry, since int64) int {
 		return cmp.Compare(e.since, since)

@@ -72,7 +72,7 @@ type Plane struct {
 	written map[string]string // what each proxy's files were made from: certificate chain, roots, address
 	overdue map[string]bool   // proxies whose files could not be written
 	bound   string            // address of the listener, host:port
-	told    map[string]part   // what each proxy got last, by id
+	told    map[string]part   // the part that each proxy got last, by the proxy's id
 }
 
 // part holds what a proxy of a mesh got last, without its secrets, and its identity at that time.
@@ -315,8 +315,8 @@ func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	return at, nil
 }
 
-// renew sends proxies their new certificates or roots, and replaces their files and those that are overdue. If
-// something fails, it is done again at the next call.
+// renew sends proxies their new certificates or roots, and replaces their files, as well as all files that are overdue.
+// The next call repeats what fails.
 func (p *Plane) renew(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

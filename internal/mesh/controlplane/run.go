@@ -66,8 +66,8 @@ type Webhook struct {
 
 // The events that a control plane has in addition to those of every role. The parent sends "set" with a Config as data,
 // and the answer is "set" with a Done, or an error message. This configuration stays in use until the mesh file
-// changes. "endpoints" replaces only the endpoints of some services; its data holds a list of Endpoint for each service
-// name.
+// changes. "endpoints" replaces only the endpoints of some services, and is answered in the same way; its data holds a
+// list of Endpoint for each service name.
 const (
 	SetEvent       = "set"
 	EndpointsEvent = "endpoints"
@@ -207,7 +207,7 @@ func sendAll(ctx context.Context, conn *role.Conn, lines <-chan string) error {
 type bound func(l net.Listener, most int, turned func(connections int)) net.Listener
 
 // bounding returns a function that limits the connections of proxies. With TLS, a new connection at the limit replaces
-// the oldest one whose peer has not yet identified itself in the handshake.
+// the oldest one that has not completed its handshake.
 func bounding(secure bool) bound {
 	if secure {
 		return limit.AtMostKnown

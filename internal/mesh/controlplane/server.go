@@ -55,7 +55,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	last    map[string]told
-	commons map[*Resources]*common // those in use
+	commons map[*Resources]*common // the common resources that at least one key has
 }
 
 // View holds what data planes with a key get: resources shared with other keys, and resources of this key alone.
@@ -73,10 +73,10 @@ type told struct {
 // tables holds a table for each type, by the type's URL.
 type tables map[string]*ads.Table
 
-// common holds the tables that several keys share.
+// common holds the tables made from common resources (View.Common).
 type common struct {
 	tables tables
-	keys   int // how many keys share it
+	keys   int // the number of keys with these resources
 }
 
 // everyone is the key of all data planes if there is only one key.
@@ -200,7 +200,8 @@ func (s *Server) forget(key string) {
 	}
 }
 
-// count adds to the number of keys that share resources. It forgets resources that no key has any more.
+// count adds more, which may be negative, to the number of keys that share the resources r. It forgets r once no key
+// has it.
 func (s *Server) count(r *Resources, more int) {
 	c := s.commons[r]
 	if c == nil {
@@ -292,7 +293,7 @@ func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) 
 	for key, secrets := range some {
 		last, known := s.last[key]
 		if !known {
-			return fmt.Errorf("for %q: nobody is told anything by this key", nodeOf(key))
+			return fmt.Errorf("for %q: no resources have been set for this key", nodeOf(key))
 		}
 		resources, err := resourcesOf(secrets, nil, s.encoder.Resource)
 		t := maps.Clone(last.tables)

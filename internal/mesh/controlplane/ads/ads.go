@@ -30,7 +30,7 @@ type Sent struct {
 	Time           int64
 	Node           string // the id of the data plane
 	Since          int64  // View.Since of the view that it was made from
-	Asked          bool   // the data plane requested it, so it is not necessarily a change
+	Asked          bool   // the data plane requested the response; false: a change of the view caused it
 }
 
 // Answer is a data plane's answer to a response.
@@ -39,8 +39,8 @@ type Answer struct {
 	Version              string // state of the world: the last version that the data plane accepted
 	Refused              string // the reason of a refusal; empty: it was accepted
 	Time                 int64  // ns by pace.Now
-	Since                int64  // Since and Asked are those of the response
-	Asked                bool
+	Since                int64  // Sent.Since of the response
+	Asked                bool   // Sent.Asked of the response
 }
 
 // Options configures a Server. The zero value is valid: all data planes then have the key "".
@@ -259,7 +259,7 @@ func (s *Server) key(ctx context.Context, node string) (string, error) {
 	return key, denied(err)
 }
 
-// denied converts an error to a gRPC status.
+// denied converts an error that is not a gRPC status to one with PermissionDenied. It returns nil for nil.
 func denied(err error) error {
 	if _, is := status.FromError(err); is {
 		return err

@@ -109,7 +109,8 @@ func (c counting) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo,
 	return own, info, nil
 }
 
-// serve is an interceptor that counts a connection's streams.
+// serve is an interceptor that counts the streams of a connection, and charges the connection for their headers. If a
+// stream ends as Unauthenticated, serve retires the connection.
 func (i *intake) serve(srv any, g grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	c := i.of(g.Context())
 	if c == nil {
@@ -172,7 +173,7 @@ type conn struct {
 	pending int64 // bytes of data that have been received and not processed
 	around  int64 // overhead of buffering them
 	kept    int64 // bytes that its streams keep
-	noted   int64 // bytes beyond its share that intake knows of
+	noted   int64 // bytes beyond its share, as last reported to intake.note
 	quota   quota
 	retired bool
 }
@@ -196,6 +197,8 @@ func (c *conn) change(pending, around, kept int64) (worst *conn) {
 	return c.weigh()
 }
 
+// weigh reports to intake how many bytes the connection keeps beyond its share, if the number has changed. It returns
+// the result of intake.note. The caller must hold mu.
 func (c *conn) weigh() (worst *conn) {
 	beyond := max(0, c.pending+c.around+c.kept-connectionShare)
 	if beyond == c.noted || c.ended {

@@ -29,8 +29,9 @@ type kind struct {
 	late  bool // removals are sent in the last stage, when no other resource refers to them any more
 }
 
-// stage is a stage of a change. New resources are sent before those that refer to them, and old ones are removed after
-// those that referred to them: "make before break" of Envoy's docs/root/api-docs/xds_protocol.rst.
+// stage is a stage of a change. A new resource is sent before the resources that refer to it. An old resource is
+// removed only after the resources that referred to it have changed ("make before break" in Envoy's
+// docs/root/api-docs/xds_protocol.rst).
 type stage int
 
 const (
@@ -44,7 +45,7 @@ var kinds = map[string]kind{
 	ClusterType:     {stage: makes, rank: 0, whole: true, roots: true, late: true},
 	EndpointType:    {stage: makes, rank: 1, late: true},
 	SecretType:      {stage: makes, rank: 2, late: true},
-	ListenerType:    {stage: turns, rank: 4, whole: true, roots: true}, // late removal could block a new one's address
+	ListenerType:    {stage: turns, rank: 4, whole: true, roots: true}, // a late removal could block a new address
 	ScopedRouteType: {stage: turns, rank: 5, whole: true, roots: true},
 	RouteType:       {stage: turns, rank: 6, late: true},
 	VirtualHostType: {stage: turns, rank: 7, late: true},
@@ -58,10 +59,10 @@ func kindOf(url string) kind {
 	return kind{stage: makes, rank: 3, whole: true, roots: true}
 }
 
-// Need identifies a resource that must be sent again whenever one that refers to it is sent, even if the data plane
-// already has it. Envoy does not use a changed cluster until it has received the cluster's endpoints again (the note
-// under "Resource warming" of xds_protocol.rst). With deltas, Envoy does not request the endpoints, because it is
-// already subscribed to them.
+// Need identifies a resource that must be sent again whenever a resource that refers to it is sent, even if the data
+// plane already has it. Envoy does not use a changed cluster until it has received the cluster's endpoints again (see
+// the note under "Resource warming" in xds_protocol.rst). With deltas, Envoy does not request the endpoints, because it
+// is already subscribed to them.
 type Need struct{ URL, Name string }
 
 // NeedsOf returns the needs of a resource: the endpoints of a cluster, and the routes of a listener.

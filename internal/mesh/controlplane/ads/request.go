@@ -35,8 +35,8 @@ type request struct {
 	names   []string          // state of the world: all that the data plane subscribes to; deltas: those to add
 	drop    []string          // deltas: to unsubscribe from
 	known   map[string]string // deltas: the versions that the data plane has, by name
-	refused bool
-	wrong   string
+	refused bool              // the data plane refuses the response with this nonce
+	wrong   string            // the reason of the refusal; may be empty
 
 	node int   // bytes of the node
 	size int   // bytes received

@@ -78,7 +78,8 @@ func (e *Encoder) Resource(m proto.Message) (*Resource, error) {
 	}), nil
 }
 
-// encode makes the field of a delta response: a Resource with version, Any and name.
+// encode sets r.delta, the field of a delta response that holds the resource: a Resource with version, Any and name. It
+// also sets r.world, which is the part of r.delta with the Any.
 func (r *Resource) encode(url string, value []byte) {
 	field := func(number protowire.Number, length int) int {
 		return protowire.SizeTag(number) + protowire.SizeBytes(length)
@@ -124,14 +125,15 @@ func NameOf(m proto.Message) string {
 type Table struct {
 	base    *Table      // a table without a base; nil: the table shares nothing
 	list    []*Resource // its own, sorted by name; the base has none of the names
-	sum     sum         // of the base's resources and of list
+	sum     sum         // the sum of the digests of all resources, in base and in list
 	version string      // a digest of the content
 	step    atomic.Pointer[step]
 }
 
 var empty = newTable(nil, nil)
 
-// sum is the sum of resources' digests: the order does not matter, and a replaced resource can be subtracted.
+// sum is a sum of digests of resources, modulo 2^128. It does not depend on the order of the resources, and the digest
+// of a replaced resource can be subtracted from it.
 type sum struct{ high, low uint64 }
 
 func (s sum) with(d digest) sum {
@@ -244,7 +246,8 @@ func (t *Table) Same(o *Table) bool {
 	return t == o || t != nil && o != nil && t.base == o.base && t.sum == o.sum && t.Len() == o.Len()
 }
 
-// Interned holds the tables that are in use. The zero value is ready; it may be used concurrently.
+// Interned holds the tables that are in use, so that tables with the same content can share memory. The zero value is
+// ready; it may be used concurrently.
 type Interned struct{ made shared[internedKey, Table] }
 
 type internedKey struct {

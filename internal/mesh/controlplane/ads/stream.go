@@ -27,14 +27,14 @@ type stream struct {
 	requests chan *request // received and not yet processed
 	ended    chan error    // receives one error, as the last act of work()
 	begins   *time.Timer   // ends the stream unless a request comes first
-	debt     atomic.Int64  // cost of requests in bytes that has not yet been taken out of the quota
+	debt     atomic.Int64  // cost of past requests, in bytes, that the quota has not been charged for yet
 
 	mu      sync.Mutex
-	woken   bool // there may be work
-	working bool // work() is running
-	over    bool // work() will not run again
-	closed  bool // nothing more will be received
-	lost    error
+	woken   bool  // there may be work
+	working bool  // work() is running
+	over    bool  // work() will not run again
+	closed  bool  // nothing more will be received
+	lost    error // the error that ends the stream; nil: the data plane has closed its side
 
 	// The fields below belong to work() until it sends to ended.
 	kept  int64 // bytes that the connection has been charged for the stream

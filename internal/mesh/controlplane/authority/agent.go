@@ -113,7 +113,7 @@ func (a *Agent) accept(answer *dynamicpb.Message, key crypto.Signer) (Credential
 		return Credentials{}, err
 	}
 	if c.ID != a.Identity {
-		return Credentials{}, fmt.Errorf("the certificate is of %s", shown(c.ID))
+		return Credentials{}, fmt.Errorf("the certificate is for %s", shown(c.ID))
 	}
 	pool, err := c.Pool()
 	if err != nil {
@@ -134,7 +134,8 @@ func (a *Agent) accept(answer *dynamicpb.Message, key crypto.Signer) (Credential
 	return c, err
 }
 
-// Run gets a certificate and renews it until ctx ends, or until the control plane refuses.
+// Run gets a certificate and renews it until ctx ends, and then returns nil. It returns an error if the control plane
+// refuses the request, or if OnChange fails; other errors are logged, and Run tries again.
 func (a *Agent) Run(ctx context.Context) error {
 	var c Credentials
 	wait := firstRetry

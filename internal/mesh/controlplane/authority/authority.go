@@ -105,7 +105,7 @@ type Authority struct {
 	store *store // nil: the roots are in memory only
 
 	trust atomic.Pointer[trust]
-	step  sync.Mutex // held by the steps of a rollover, so that they run one at a time
+	step  sync.Mutex // held during each step of a rollover, so that only one runs at a time
 
 	mu      sync.Mutex
 	issued  map[string]*entry
@@ -175,7 +175,8 @@ func open(o Options, s *store) (*Authority, error) {
 	return a, nil
 }
 
-// load returns the trust of the store, or that of a new root.
+// load returns the trust that the store holds. If there is none, load makes a new root, and saves and returns the trust
+// of that root.
 func (a *Authority) load() (*trust, error) {
 	if a.store != nil {
 		t, err := a.store.read(a.o.TrustDomain)
@@ -301,7 +302,8 @@ type leaf struct {
 	by                  *x509.Certificate // the root that signed it
 }
 
-// sign signs a certificate for a key. The caller has checked that the key's holder may have the identity.
+// sign signs a certificate for a key. The caller must have checked that the key's holder may have the identity. The
+// certificate ends after the given life, or with the root if that is earlier.
 func (a *Authority) sign(
 	t *trust, id string, key crypto.PublicKey, life time.Duration, names ...string,
 ) (leaf, error) {
@@ -414,11 +416,11 @@ func parseTrust(text []byte, trustDomain string) (*trust, error) {
 			signer, ok := key.(*ecdsa.PrivateKey)
 			last := roots[len(roots)-1]
 			if err != nil || !ok || !signer.PublicKey.Equal(last.certificate.PublicKey) {
-				return nil, fmt.Errorf("the key of the root %s is not its own, or not one of ECDSA", last.name())
+				return nil, fmt.Errorf("the key of the root %s does not belong to it, or is not an ECDSA key", last.name())
 			}
 			last.key = signer
 		default:
-			return nil, errors.New("there is something else than certificates and keys")
+			return nil, errors.New("it holds something other than certificates and keys")
 		}
 	}
 	if len(roots) == 0 || len(roots) > 2 || roots[0].key == nil {

@@ -42,7 +42,7 @@ type Credentials struct {
 	Chain     []byte    // its certificate in PEM; just one, because the roots sign directly
 	Key       Key       // the certificate's private key
 	Roots     []byte    // certificates of all trusted roots in PEM: one, or two during a rollover
-	NotBefore time.Time // of the certificate; earlier than its issue, for peers whose clocks are behind
+	NotBefore time.Time // of the certificate; before it was issued, because the clocks of peers may be behind
 	NotAfter  time.Time // of the certificate
 }
 
@@ -76,7 +76,7 @@ func (c Credentials) WriteFiles(dir string) error {
 	return d.write(IdentityFile, c.pair())
 }
 
-// pair returns the certificate, then its key.
+// pair returns the content of IdentityFile.
 func (c Credentials) pair() []byte { return append(bytes.Clone(c.Chain), c.Key...) }
 
 // ReadFiles reads what WriteFiles wrote.

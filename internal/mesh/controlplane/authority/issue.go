@@ -202,7 +202,7 @@ func (a *Authority) Run(ctx context.Context) error {
 	}
 }
 
-// next returns an entry that is due, or how long to wait until one is due.
+// next returns an entry that is due. If none is due, it returns how long to wait before looking again, at most an hour.
 func (a *Authority) next() (*entry, time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

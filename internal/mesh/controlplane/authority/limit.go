@@ -19,7 +19,7 @@ type limits struct {
 	swept int64 // when full buckets were last removed, ns by pace.Now
 }
 
-// maxBuckets is the number of peers with their own buckets. All others share one.
+// maxBuckets is the maximum number of peers with separate buckets. Further peers share the bucket of peer "".
 const maxBuckets = 10_000
 
 func newLimits(rate, burst float64) *limits {

@@ -50,14 +50,14 @@ func (d *private) write(name string, text []byte) error {
 // sweep removes the leftovers of a write that was killed.
 func (d *private) sweep(name string) error {
 	return fault.Wrap(files.SweepParts(d.root, name), fault.Machine, d.path, privateHint,
-		"what was left behind cannot be removed")
+		"temporary files cannot be removed")
 }
 
 // maxFile is the maximum size of a file that is read, in bytes.
 const maxFile = 64 << 10
 
-// read reads a regular file that only its owner can read. It does not follow links. The error is fs.ErrNotExist if
-// there is no file.
+// read reads a regular file that only its owner can read. It does not follow links. If there is no file, the error
+// wraps fs.ErrNotExist.
 func (d *private) read(name string) ([]byte, error) {
 	text, err := d.readOurs(name)
 	if err != nil {

@@ -104,7 +104,7 @@ func (s *Service) serve(stream grpc.ServerStream) error {
 	return stream.SendMsg(responseMessage(l.pem, t.pem))
 }
 
-// refusal returns the gRPC status for a request that is not signed.
+// refusal returns the gRPC status with which a certificate request is refused because of err.
 func refusal(err error) error {
 	code := codes.InvalidArgument
 	if errors.Is(err, errOther) {

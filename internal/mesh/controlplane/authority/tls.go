@@ -59,7 +59,8 @@ type serving struct {
 	config *tls.Config // ServerTLS
 }
 
-// server returns the current serving. It renews the certificate if it is due or the trust has changed.
+// server returns the control plane's certificate and configuration. It renews the certificate first if it is due or the
+// trust has changed.
 func (a *Authority) server() (*serving, error) {
 	if s := a.served.Load(); s != nil && s.trust == a.trust.Load() && time.Now().Before(s.due) {
 		return s, nil
@@ -111,12 +112,12 @@ func (a *Authority) Identity(ctx context.Context) (string, error) {
 func (a *Authority) Authorize(ctx context.Context, want string) error {
 	id, err := a.Identity(ctx)
 	if err != nil {
-		a.refuse(ctx, "what is of %s: %s", shown(want), err)
+		a.refuse(ctx, "the resources of %s: %s", shown(want), err)
 		return status.Error(codes.Unauthenticated, err.Error())
 	}
 	if id != want {
-		a.refuse(ctx, "%s what is of %s", id, shown(want))
-		return status.Errorf(codes.PermissionDenied, "this is not for %s", id)
+		a.refuse(ctx, "%s the resources of %s", id, shown(want))
+		return status.Errorf(codes.PermissionDenied, "these resources are not for %s", id)
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ var messages = sync.OnceValue(func() protoreflect.MessageDescriptors {
 		file, err = protodesc.NewFile(&d, protoregistry.GlobalFiles)
 	}
 	if err != nil {
-		panic(err) // the description is wrong, and every test would show it
+		panic(err) // the embedded description is wrong, which every test would show
 	}
 	return file.Messages()
 })

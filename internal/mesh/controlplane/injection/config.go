@@ -74,14 +74,14 @@ type Config struct {
 // Variables describes the variables that strings of containers and volumes may contain, as ${NAME}. $${ stands for ${.
 var Variables = map[string]string{
 	"namespace":       "the namespace",
-	"pod":             "the name, or where a controller leaves the end of it open its beginning",
+	"pod":             "the name, or its prefix if the name is generated",
 	"account":         "the service account",
 	"identity":        "the SPIFFE ID of the service account",
 	"roots":           "the certificates of the roots as PEM",
 	"probes":          "the probes that the sidecar is to answer, as JSON (package probes)",
-	"probePort":       "where it answers them",
-	"excludeInbound":  "ports whose connections are not redirected, separated by commas",
-	"excludeOutbound": "the same of connections that the pod opens",
+	"probePort":       "the port at which the sidecar answers them",
+	"excludeInbound":  "ports at which incoming connections are not redirected, separated by commas",
+	"excludeOutbound": "ports to which the pod's own connections are not redirected, separated by commas",
 }
 
 // ParseConfig parses a Config in YAML and checks it.
@@ -220,7 +220,8 @@ func (d *compiled) parse() (err error) {
 	return nil
 }
 
-// template is JSON with variables in its strings: literal text and names alternate, beginning and ending with text.
+// template is JSON with variables in its strings. Its elements are literal text and names of variables in turn; the
+// first and the last are literal text.
 type template []string
 
 func parseTemplate(object map[string]any) (template, error) {

@@ -18,7 +18,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	shown := promauto.With(r)
 	return &Metrics{
 		reviews: shown.NewCounterVec(prometheus.CounterOpts{Name: "tare_injection_reviews_total",
-			Help: "Reviews of pods, by what became of them and why."}, []string{"result", "why"}),
+			Help: "Reviews of pods, by result and reason."}, []string{"result", "why"}),
 		seconds: shown.NewHistogram(prometheus.HistogramOpts{Name: "tare_injection_review_seconds",
 			Help:    "Time from when a review's head was read until its answer was written.",
 			Buckets: prometheus.ExponentialBuckets(0.00005, 2, 16)}), // 50 us to 1.6 s

@@ -170,7 +170,7 @@ func portsOf(annotations map[string]string, key string, all []int) (string, erro
 }
 
 // moveProbes makes the sidecar answer the probes that the kubelet cannot send to the containers itself, because it has
-// no certificate of the mesh. The table holds the probes that the sidecar then sends to the containers.
+// no certificate of the mesh. The returned table holds the probes that the sidecar then sends to the containers.
 func (c *compiled) moveProbes(b *patch, p *pod, v *verdict) probes.Table {
 	table := probes.Table{}
 	if c.ProbePort == 0 {
@@ -215,9 +215,9 @@ func (c *compiled) moveProbesOf(b *patch, x *container, path string, table probe
 	}
 }
 
-// ask returns what a probe sends to its container, and the key under which the probe describes that, such as "httpGet".
-// If the probe is not moved, ask is nil and why is the reason, or empty for a probe that runs a process in the
-// container.
+// ask returns the request that the sidecar must make in place of the kubelet, and the key of the probe that holds this
+// request, such as "httpGet". If the probe is not moved, ask is nil, and why is the reason, which is empty for a probe
+// that runs a process in the container.
 func (p *probe) ask(in *container) (ask *probes.Ask, key, why string) {
 	timeout := max(p.Timeout, 1)
 	switch {

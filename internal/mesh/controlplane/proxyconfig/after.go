@@ -169,8 +169,8 @@ func (c *class) clash(own *Resources) bool {
 	return clash
 }
 
-// after returns r, but reuses each earlier list that equals the list in r, so that unchanged lists keep their backing
-// arrays.
+// after returns r with each list replaced by the list in before if the two are equal, so that unchanged lists keep
+// their backing arrays.
 func (r Resources) after(before *Resources) Resources {
 	r.Clusters = after(r.Clusters, before.Clusters)
 	r.Endpoints = after(r.Endpoints, before.Endpoints)

@@ -18,7 +18,7 @@ import (
 )
 
 // Config is the content of a mesh file: services, the proxies that serve and call them, and resources in Envoy's
-// format. In a mesh without proxies every node gets the same.
+// format. In a mesh without proxies every node gets the same resources.
 type Config struct {
 	TrustDomain string           `json:"trust_domain" yaml:"trust_domain"` // of identities; default mesh.local
 	MTLS        string           `json:"mtls" yaml:"mtls"`                 // off (default), permissive or strict
@@ -95,7 +95,8 @@ type Rule struct {
 	Ports []string `json:"ports" yaml:"ports"` // of the destination: 80, or 8000-8999
 }
 
-// Proxy is one proxy: its identity, the services that it serves, and where its application calls services.
+// Proxy is one proxy: its identity, the services that it serves, and the addresses at which its application calls
+// services.
 type Proxy struct {
 	ID       string             `json:"id" yaml:"id"` // the ID of its xDS node
 	Identity string             `json:"identity" yaml:"identity"`
@@ -143,7 +144,7 @@ func ReadFile(path string) (*Mesh, error) { return NewReader(path).Read() }
 // nor compile unchanged parts of the mesh again (Config.CompileAfter). It must not be used concurrently.
 type Reader struct {
 	path  string
-	files map[string]file // the last valid ones, by name
+	files map[string]file // the files as last read without an error, by name
 	last  *Mesh
 }
 

@@ -44,7 +44,7 @@ func Files(path string) ([]string, error) {
 	case len(names) == 0:
 		return nil, fault.New(fault.Usage, path, "put a mesh file there", "there is no file *%s in the directory", fileSuffix)
 	case len(names) > maxFiles:
-		return nil, fault.New(fault.Usage, path, "put more into each of them", "the directory has more than %d files *%s",
+		return nil, fault.New(fault.Usage, path, "put more into each file", "the directory has more than %d files *%s",
 			maxFiles, fileSuffix)
 	}
 	return names, nil
@@ -90,7 +90,7 @@ func merge(files []file) (*merged, error) {
 		} {
 			if word.of != "" && *word.to != "" && word.of != *word.to {
 				return nil, fault.New(fault.Usage, at(f.name, lineOf(f.data, []any{word.key})),
-					"say it in one of the files", "%s: it is %q here, and %q in a file before", word.key, word.of, *word.to)
+					"set it in only one of the files", "%s: it is %q here, and %q in an earlier file", word.key, word.of, *word.to)
 			}
 			if word.of != "" {
 				*word.to = word.of

@@ -22,7 +22,7 @@ func TestReadDirectory(t *testing.T) {
 			"empty.yaml": ""}, ""},
 		{"the same word twice", map[string]string{"1.yaml": "mtls: strict\n" + services, "2.yaml": proxies}, ""},
 		{"another word", map[string]string{"1.yaml": services + "mtls: off\n", "2.yaml": proxies},
-			`/2.yaml:1: mtls: it is "strict" here, and "off" in a file before`},
+			`/2.yaml:1: mtls: it is "strict" here, and "off" in an earlier file`},
 		{"no YAML", map[string]string{"1.yaml": services, "2.yaml": "\nproxies: [\n"}, "/2.yaml:"},
 		{"an element of the second", map[string]string{"1.yaml": services, "2.yaml": "\nservices:\n- name: b\n- {}\n"},
 			"/2.yaml:4: the configuration is wrong: services[1]: name is missing"},

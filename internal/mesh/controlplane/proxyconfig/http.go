@@ -30,7 +30,7 @@ type manager struct {
 	// paths means that access depends on paths. Escaped slashes are then refused, because an application may treat them
 	// as slashes.
 	paths bool
-	edge  bool // callers are from outside the mesh: what their headers claim is not trusted
+	edge  bool // callers are outside the mesh, so headers such as X-Forwarded-For are not trusted
 }
 
 // httpFilters returns filters that route requests by a route configuration. They normalize paths first, because routes

@@ -150,7 +150,7 @@ func listenerFilters(name string, config proto.Message) []*listenerv3.ListenerFi
 		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: packed(config)}}}
 }
 
-// bySource returns a matcher that applies onMatch to datagrams from allowed cells, and nothing to the rest. Ranges are
+// bySource returns a matcher that applies onMatch to datagrams from allowed cells, and drops all others. Ranges are
 // exclusive, so only the narrowest range that contains a source counts.
 func bySource(cells []cell, onMatch *matcherv3.Matcher_OnMatch) (*matcherv3.Matcher, error) {
 	ip := &matcherv3.IPMatcher{}

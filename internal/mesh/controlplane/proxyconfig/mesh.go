@@ -124,7 +124,7 @@ func (c *Config) Compile() (*Mesh, error) { return c.CompileAfter(nil) }
 // Shared returns what every node receives. It returns an error if nodes receive different resources.
 func (m *Mesh) Shared() (Resources, error) {
 	if len(m.proxies) > 0 {
-		return Resources{}, errors.New("what a node is told depends on which proxy it is")
+		return Resources{}, errors.New("nodes receive different resources, because the mesh has proxies")
 	}
 	return m.classes[classKey{direct: true}].Resources, nil
 }
@@ -232,7 +232,7 @@ func (m *Mesh) checkPlace(s *service) error {
 	return nil
 }
 
-// readProxies checks the proxies, and finds the identities with which services answer.
+// readProxies checks the proxies, and adds their identities to the services that they serve (service.ids).
 func (m *Mesh) readProxies() error {
 	for i := range m.config.Proxies {
 		p := &proxy{Proxy: &m.config.Proxies[i], index: i}
@@ -326,7 +326,8 @@ func (m *Mesh) readIngress() error {
 }
 
 func (m *Mesh) compileServices() error {
-	for _, own := range []bool{true, false} { // services with their own access lists come first, so that errors name them
+	// Services with access lists come first, so that an error in a list names the service that has it.
+	for _, own := range []bool{true, false} {
 		for _, s := range m.services {
 			if own == (s.Access != nil) {
 				if err := s.admit(m); err != nil {
@@ -432,7 +433,7 @@ func (m *Mesh) compileClass(key classKey, callers map[string][]*service) error {
 		return err
 	}
 	for _, l := range listeners {
-		// Without proxies, two services with the same address are no error here, because data planes refuse them.
+		// Without proxies, it is not an error that two services have the same address: data planes refuse one of them.
 		if err := listens(c.places, nil, l); err != nil && len(m.proxies) > 0 {
 			return err
 		}
@@ -453,8 +454,8 @@ func (m *Mesh) byCaller() map[string][]*service {
 	return of
 }
 
-// visible returns the services that proxies with the given proxy.policy get, in the order of the file: if discovery is
-// by policy, those that they may call, else all.
+// visible returns the services that proxies with the given proxy.policy get, in the order of the file. If discovery is
+// by policy, these are the services that the proxies may call; otherwise, they are all services.
 func (m *Mesh) visible(policy string, callers map[string][]*service) []*service {
 	if m.config.Discovery != byPolicy {
 		return m.services
@@ -517,8 +518,8 @@ func (m *Mesh) compileProxies() error {
 	return nil
 }
 
-// says returns everything that a proxy's own resources depend on, except for ingress. It is the same for the pods of
-// one deployment.
+// says encodes everything that a proxy's own resources depend on, except for ingress, so that proxies with the same
+// text can share them. The pods of one deployment have the same text.
 func (p *proxy) says() string {
 	text, err := json.Marshal([]any{p.id, p.policy, p.Inbound, p.Outbound, p.Redirected})
 	if err != nil {

@@ -34,7 +34,7 @@ func within(err error, label string, path ...any) error {
 	if err == nil {
 		return nil
 	}
-	if w, ok := err.(*wrong); ok { //nolint:errorlint // what wraps one keeps its text
+	if w, ok := err.(*wrong); ok { //nolint:errorlint // an error that wraps one keeps its text
 		return &wrong{append(path, w.path...), label + ": " + w.label, w.err}
 	}
 	return &wrong{path, label, err}

@@ -79,7 +79,7 @@ func (r Resources) with(more Resources) Resources {
 }
 
 func join[T any](a, b []T) []T {
-	switch { // clipped, so that appending to a list copies it rather than writing into a shared array
+	switch { // the results are clipped, so that appending to one copies it instead of changing a shared array
 	case len(b) == 0:
 		return slices.Clip(a)
 	case len(a) == 0:

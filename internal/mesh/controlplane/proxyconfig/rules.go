@@ -17,8 +17,8 @@ import (
 // would decide only at the client's first byte. By that time, tcp_proxy has connected to the server and forwarded what
 // the server sent (envoyproxy/envoy issue 9023).
 
-// condition is a parsed Rule without its ports, which have already been compared. A connection matches if its source is
-// in one of the prefixes in from, and its destination in one of those in to; an empty list contains every address.
+// condition is a parsed Rule without its ports, which have already been compared. A connection matches if from contains
+// its source, and to contains its destination; an empty list contains every address.
 type condition struct{ from, to []netip.Prefix }
 
 // cell is a set of connections by the prefixes of their sources and destinations. A connection belongs to the cell
@@ -31,7 +31,8 @@ type cell struct {
 // maxCells bounds the number of cells of a listener: destinations times sources.
 const maxCells = 1 << 16
 
-// judge divides the connections of a listener into cells by its rules. If no connection is denied, there is one cell.
+// judge divides the connections of a listener at the given address into cells, by the service's allow and deny rules.
+// If no connection is denied, there is one cell.
 func (s *service) judge(at netip.AddrPort) ([]cell, error) {
 	deny, err := conditions("deny", s.Deny, at)
 	if err != nil {

@@ -151,7 +151,7 @@ func (s *service) settle() error {
 		case s.protocol == "" || s.Protocol == "" && s.Address == "" && s.protocol == by.protocol:
 			s.protocol = by.protocol
 		case s.Protocol == "" && s.Address == "":
-			return in("protocol", fmt.Errorf("must be given, for %s services lead to it as well as %s ones",
+			return in("protocol", fmt.Errorf("must be given, because %s and %s services lead to it",
 				by.protocol, s.protocol))
 		case s.protocol.http() != by.protocol.http() || !s.protocol.http() && s.protocol != by.protocol:
 			return in("protocol", fmt.Errorf("%s cannot serve the traffic from %s, a %s service", s.protocol, by.Name,
@@ -179,7 +179,7 @@ func durationOf(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// unlimited is the value of a limit that tells Envoy not to limit. If the value were missing, Envoy would use its
+// unlimited is the largest value of a limit, with which Envoy does not limit. Without a value, Envoy would use its
 // default.
 const unlimited = 1<<32 - 1
 
@@ -236,7 +236,7 @@ func (s *service) place(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignmen
 		return
 	}
 	if s.assignment = a; s.prior != nil && s.prior.assignment != nil {
-		s.cluster = s.prior.cluster // its content is the same as that of c
+		s.cluster = s.prior.cluster // it has the same content as c
 	}
 }
 
@@ -256,8 +256,8 @@ func weighted() *clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_ {
 		LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{}}
 }
 
-// discover sets how a cluster finds its endpoints, and reports whether the endpoints are part of the cluster. They are
-// if any of them has a host name: the proxy then resolves the name itself, and uses all of its addresses.
+// discover sets how a cluster finds its endpoints, and reports whether the cluster itself contains them. It does if an
+// endpoint has a host name (named); the proxy then resolves the name, and uses all of its addresses.
 func discover(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignment, named bool) (inside bool) {
 	if named {
 		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}

@@ -26,7 +26,7 @@ const (
 	strict     mtls = "strict"
 )
 
-// alpn returns the ALPN protocols of a service's servers, or those of its clients; nil: none.
+// alpn returns the ALPN protocols that the servers of a service offer, or, if server is false, its clients; nil: none.
 func (p protocol) alpn(server bool) []string {
 	switch {
 	case p.http() && server:

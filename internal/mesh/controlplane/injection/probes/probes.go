@@ -114,8 +114,8 @@ func New(t Table, host string) *Server {
 	}}
 }
 
-// ServeHTTP answers with the status that an HTTP probe got, with 200 if a probe of another kind succeeded, with 503 and
-// the error if a probe returned one, or with 404 if there is no probe at that path.
+// ServeHTTP probes the container, and answers with the status that an HTTP probe got, or with 200 if a probe of another
+// kind succeeded. If the probe fails, it answers with 503 and the error; if there is no probe at the path, with 404.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a, known := s.table[r.URL.Path]
 	if !known {
