@@ -62,8 +62,9 @@ type Limits struct {
 	// 2*Resources+1024 resources and removed names ends the stream. In shorter responses, the resources beyond the maximum
 	// are refused individually.
 	Resources int
-	// Bytes is the maximum memory of all resources, in bytes; default 128 MiB. It counts their decoded form as
-	// translate.Weigh does, their names and versions, and 512 bytes more for each.
+	// Bytes is the maximum memory of all resources, in bytes; default 128 MiB. It counts their decoded form (as
+	// translate.Weigh does, but endpoints as translate.Assignment.Bytes), their names and versions, and 512 bytes more for
+	// each resource.
 	Bytes int
 }
 
@@ -162,7 +163,7 @@ type Client struct {
 
 	versions [kinds]string        // state of the world: the last versions that were accepted completely
 	named    [kinds][]string      // the names that the client subscribes to, in order
-	failures int                  // how often Reconnect is doubled for the next wait
+	failures int                  // the next wait is Reconnect * 2^failures, up to ReconnectMax
 	wait     time.Duration        // the wait before the current stream
 	begun    map[string]time.Time // by hungry cluster: when it began to wait for endpoints
 	pacer    pacer
@@ -181,7 +182,7 @@ func New(o Options) (*Client, error) {
 			"there is no address of a control plane")
 	}
 	if o.Apply == nil {
-		return nil, fault.New(fault.Internal, "xds", "", "there is nothing to apply changes with")
+		return nil, fault.New(fault.Internal, "xds", "", "Options.Apply is missing")
 	}
 	o = o.withDefaults()
 	c := &Client{o: o, state: newState(o.Limits), names: newResolving(o.Resolver), begun: map[string]time.Time{},
@@ -282,7 +283,7 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// end returns err, or nil if it only means that ctx has ended.
+// end returns nil if ctx has ended, because any error is then a consequence of that, and otherwise err.
 func (c *Client) end(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -411,8 +412,8 @@ func fits(k Kind, names []string, room int) error {
 		n += len(name) + aroundName
 	}
 	if n > room {
-		return fmt.Errorf("the names of %d %s have %d bytes, and a request can have %d: deltas ask for them in parts",
-			len(names), k, n, room)
+		return fmt.Errorf("the names of %d %s have %d bytes, and a request can have %d: use deltas, which request them in "+
+			"parts", len(names), k, n, room)
 	}
 	return nil
 }
@@ -642,7 +643,8 @@ func (c *Client) waits() bool {
 	return !c.conn.answered || len(c.conn.queue) > 0 || c.conn.busy.Load() != 0
 }
 
-// look does whatever is due at the current time.
+// look does what is due by now: it sends delayed refusals, ends a stuck stream, starts look-ups of host names, and ends
+// the wait of clusters for endpoints.
 func (c *Client) look(ctx context.Context) error {
 	now := time.Now()
 	if c.conn != nil {
@@ -659,7 +661,8 @@ func (c *Client) look(ctx context.Context) error {
 	return c.unasked(ctx)
 }
 
-// unasked applies changes that no response caused, so no refusal can be sent.
+// unasked applies changes that no response caused. If the store refuses a resource, the control plane does not learn
+// of it, because a refusal answers a response.
 func (c *Client) unasked(ctx context.Context) error {
 	o := &outcome{}
 	if err := c.settle(ctx, o); err != nil {

@@ -16,7 +16,7 @@ type intake struct {
 	seeds  [2]maphash.Seed
 	taken  [kinds]map[string]taken // the accepted resources of each type, by name
 	bytes  int                     // memory of all accepted resources
-	sorts  *state
+	sorts  *state                  // parses and stages resources, by type
 
 	garbage int           // bytes of garbage, counted by litter
 	large   *sync.Mutex   // held while a large resource is decoded
@@ -112,9 +112,10 @@ func (s *intake) litter(bytes int) {
 	}
 }
 
-// readAhead is the number of resources that are decoded before the first of them is staged. With fewer than readAlone
-// of them, one CPU is as fast as several. At most maxReaders CPUs are used. Resources of more than largeResource bytes
-// are decoded one at a time, because a resource can take many times its length while it is decoded.
+// readAhead is the number of resources that are decoded before the first of them is staged. At most maxReaders CPUs
+// decode them, and each gets at least readAlone, because with fewer, one CPU is as fast as several. Resources of more
+// than largeResource bytes are decoded one at a time, because a resource can take many times its length while it is
+// decoded.
 const (
 	readAhead     = 1024
 	readAlone     = 32

@@ -87,7 +87,7 @@ type parsed struct {
 	made any    // result of state.parse; nil if the resource was not decoded
 	err  error  // why the resource cannot be decoded
 	cost int    // memory in bytes that made takes, or an upper bound
-	late bool   // not decoded yet: whether it fits is known only once the resources before it are staged
+	late bool   // stage must decode it if it fits, which is known only once the resources before it are staged
 }
 
 // request is a request of the client.
@@ -102,7 +102,7 @@ type request struct {
 	subscribe, unsubscribe []string          // delta
 	versions               map[string]string // delta: the versions that the client has, in the first request of a stream
 
-	event *Event // the event that the request completes
+	event *Event // the event to report once the request has been sent; nil: the request does not answer a response
 }
 
 // refused returns the error for a resource that the client itself, not the store, refuses.

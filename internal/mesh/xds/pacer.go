@@ -3,8 +3,8 @@ package xds
 import "time"
 
 // How busy a control plane can keep the client. Once the client has spent busyBurst on responses, it spends at most the
-// fraction busyShare of its time on them, and rests in between. The time in Apply does not count: it belongs to the
-// data plane, and a measured push waits for it.
+// fraction busyShare of its time on them, and rests in between. Time spent in Options.Apply does not count, because the
+// work there is the data plane's.
 const (
 	busyBurst = time.Second
 	busyShare = 2.0 / 3

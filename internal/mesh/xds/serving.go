@@ -25,9 +25,9 @@ type servings struct {
 	guarded map[netip.AddrPort]bool    // the guarded addresses; see translate.Served
 	guards  map[netip.AddrPort]int     // by address: the number of served listeners that guard it
 	extra   map[string]int             // by cluster that the data plane adds: the number of served listeners that name it
-	// These are set when a response changes something that concerns many listeners (freed and arrived; see state.again) or
-	// all clusters (reguard; see state.guard).
-	freed, arrived, reguard bool
+	freed   bool                       // a listener was removed, so state.again must retry the blocked ones
+	arrived bool                       // a cluster has changed in a way that state.again must expand all listeners again
+	reguard bool                       // guards may have changed; see state.guard
 }
 
 func newServings() servings {
@@ -210,13 +210,13 @@ func (s *state) serve(name string, made *translate.Served, o *outcome) {
 	v.reguard = v.reguard || len(old.Guarded)+len(next.Guarded) > 0
 }
 
-// free reports whether no other listener has an address. If another has it, free warns and marks the listener as
-// blocked.
+// free reports whether no other listener has an address. If one has, free adds a warning to o and marks the named
+// listener as blocked.
 func (v *servings) free(s *state, name string, at place, o *outcome) bool {
 	for other := range s.places[at] {
 		if owner := v.owner(other); owner != name {
 			o.warned = append(o.warned, &translate.Warning{Kind: Listeners.one(), Name: name, Field: "address",
-				What: fmt.Sprintf("listener %.200q has %s %s: connections go its way", owner, at.protocol, at.address)})
+				What: fmt.Sprintf("listener %.200q has %s %s: connections go to that listener", owner, at.protocol, at.address)})
 			v.blocked[name] = true
 			return false
 		}
@@ -224,7 +224,8 @@ func (v *servings) free(s *state, name string, at place, o *outcome) bool {
 	return true
 }
 
-// guard updates the set of the workload's addresses that are guarded.
+// guard updates the set of the workload's addresses that are guarded. If the set changes, it marks all clusters as
+// dirty, because they may have endpoints at these addresses.
 func (s *state) guard() {
 	v := &s.serving
 	if !v.reguard {
@@ -270,8 +271,8 @@ func (s *state) setRoutes(name string, r *translate.Routes) {
 	}
 }
 
-// again expands the listeners that other changes affect, and those that waited. A listener that can no longer be served
-// stays as it was.
+// again expands again the listeners that other changes affect, and the listeners that have waited for something. If a
+// listener can no longer be served, again records a refusal, and the data plane keeps what it serves for the listener.
 func (s *state) again(o *outcome) {
 	v := &s.serving
 	if v.freed { // another listener may have left its address

@@ -175,7 +175,7 @@ func (s *state) hungry() map[string]bool {
 	return out
 }
 
-// starve ends a cluster's wait for endpoints.
+// starve ends a cluster's wait for endpoints. The cluster then becomes active without any.
 func (s *state) starve(name string) {
 	s.late[name] = true
 	s.dirtyClusters[name] = true
@@ -196,10 +196,10 @@ func (s *state) resolve(host string, addresses []netip.Addr) bool {
 type outcome struct {
 	refused []error
 	more    int // number of further refusals, which are only counted
-	changed int
+	changed int // number of resources that are new or have changed
 	warned  []*translate.Warning
-	undo    []func() // functions that each undo what was staged for one resource
-	staged  map[resource]int
+	undo    []func()         // functions that each undo what was staged for one resource
+	staged  map[resource]int // the index in undo of each staged resource
 }
 
 type resource struct {

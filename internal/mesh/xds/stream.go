@@ -41,7 +41,7 @@ type conn struct {
 	nonces     [kinds]string
 	holds      [kinds]hold
 	subscribed [kinds]map[string]bool // deltas: the names that the client subscribes to
-	why        atomic.Pointer[error]
+	why        atomic.Pointer[error]  // the error for which the client has ended the stream (fail); nil: it has not
 }
 
 // hold holds the text of the last refusal that was sent (wrong). If the next answer is the same refusal, hold also

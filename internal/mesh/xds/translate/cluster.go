@@ -54,11 +54,11 @@ type Cluster struct {
 
 	Warnings []*Warning
 
-	self      bool // the cluster is the workload itself, behind its own listener
-	weighted  bool // the weights of localities apply
-	named     [][]string
-	cluster   mesh.Cluster // without the endpoints that have to be found
-	endpoints []mesh.Locality
+	self      bool            // the cluster is the workload itself, behind its own listener
+	weighted  bool            // the weights of localities apply
+	named     [][]string      // DNS: the host name of each endpoint, by locality; empty if the endpoint has an IP address
+	cluster   mesh.Cluster    // without localities
+	endpoints []mesh.Locality // of the cluster itself; an endpoint with a host name has only a port
 }
 
 // Defaults of the protocol.
@@ -134,7 +134,8 @@ func (f Family) choose(all []netip.Addr) []netip.Addr {
 	return slices.Compact(first)
 }
 
-// weighs removes the weights of localities unless the cluster enables them. Envoy ignores them, too.
+// weighs returns the localities without their weights, unless the cluster enables weights of localities; Envoy ignores
+// them, too. It does not modify the list.
 func (c *Cluster) weighs(list []mesh.Locality) []mesh.Locality {
 	if c.weighted || !slices.ContainsFunc(list, func(l mesh.Locality) bool { return l.Weight != 0 }) {
 		return list
@@ -167,9 +168,9 @@ var unheeded = map[protoreflect.Name]string{
 	"max_requests_per_connection":              "connections are never ended",
 	"preconnect_policy":                        "no connection is made ahead",
 	"close_connections_on_host_health_failure": "connections are never ended",
-	"ignore_health_on_host_removal":            "an endpoint that is taken away gets no new connections",
+	"ignore_health_on_host_removal":            "an endpoint that is removed gets no new connections",
 	"dns_jitter":                               "look-ups have no jitter",
-	"dns_failure_refresh_rate":                 "a look-up that fails is repeated as others are",
+	"dns_failure_refresh_rate":                 "a failed look-up is repeated at the usual interval",
 	"least_request_lb_config":                  leastRequest,
 	"ring_hash_lb_config":                      noAffinity,
 	"maglev_lb_config":                         noAffinity,
@@ -178,7 +179,7 @@ var unheeded = map[protoreflect.Name]string{
 // Warnings about policies that need more information than a program at connect() has.
 const (
 	leastRequest = "endpoints are chosen at random by weight: requests under way are not counted"
-	noAffinity   = "endpoints are chosen at random by weight: callers do not keep theirs"
+	noAffinity   = "endpoints are chosen at random by weight: a caller does not keep its endpoint"
 )
 
 // clusterFields are the fields of a cluster that the package uses, that cause a warning, or that can have no effect.
@@ -239,11 +240,12 @@ func (c *Cluster) balancing(m *clusterv3.Cluster, r reader) {
 	r.only("", l, "healthy_panic_threshold", "locality_weighted_lb_config", "update_merge_window", "zone_aware_lb_config",
 		"close_connections_on_host_set_change", "ignore_new_hosts_until_first_hc", "consistent_hashing_lb_config")
 	panics := l.GetHealthyPanicThreshold().GetValue()
-	r.noteIf(panics != 0, "healthy_panic_threshold", "%v %%: endpoints that are not healthy are never asked", panics)
-	r.noteIf(l.GetZoneAwareLbConfig() != nil, "zone_aware_lb_config", "zones get their endpoints' share, whoever asks")
+	r.noteIf(panics != 0, "healthy_panic_threshold", "%v %%: endpoints that are not healthy never get connections", panics)
+	r.noteIf(l.GetZoneAwareLbConfig() != nil, "zone_aware_lb_config",
+		"each zone gets the share of its endpoints, wherever the caller is")
 	r.noteIf(l.GetCloseConnectionsOnHostSetChange(), "close_connections_on_host_set_change",
 		"connections are never ended")
-	r.noteIf(l.GetIgnoreNewHostsUntilFirstHc(), "ignore_new_hosts_until_first_hc", "new endpoints are asked at once")
+	r.noteIf(l.GetIgnoreNewHostsUntilFirstHc(), "ignore_new_hosts_until_first_hc", "new endpoints get connections at once")
 	r.only("locality_weighted_lb_config", l.GetLocalityWeightedLbConfig())
 	c.weighted = l.GetLocalityWeightedLbConfig() != nil
 }
@@ -268,7 +270,7 @@ func (c *Cluster) breakers(m *clusterv3.CircuitBreakers, r reader) {
 			MaxRequests: t.GetMaxRequests().GetValue(), MaxRetries: t.GetMaxRetries().GetValue(),
 		}
 		r.require(t.GetMaxConnections() == nil || c.cluster.Breakers.MaxConnections != 0, "max_connections",
-			"must be 1 or more: a cluster that takes no connections is one without endpoints")
+			"must be 1 or more: leave out the endpoints of a cluster that takes no connections")
 	}
 }
 
@@ -292,7 +294,7 @@ func (c *Cluster) transport(m *clusterv3.Cluster, r reader) {
 		if t := typeOf(s.GetTypedConfig()); t != upstreamTLS {
 			matches.item(i).check("transport_socket", unsupported(s.GetName(), t))
 		}
-		matches.item(i).note("", "endpoints that could be reached by TLS are reached without")
+		matches.item(i).note("", "endpoints that accept TLS are reached without it")
 	}
 	for name, a := range m.GetTypedExtensionProtocolOptions() {
 		r.require(typeOf(a) == httpOptions, "typed_extension_protocol_options", "%s (%s) is not supported", clip(name),
@@ -386,7 +388,7 @@ func resolver(config *corev3.TypedExtensionConfig, r reader) {
 
 func (c *Cluster) dns(m *clusterv3.Cluster, r reader) {
 	resolver(m.GetTypedDnsResolverConfig(), r.in("typed_dns_resolver_config"))
-	//nolint:staticcheck // deprecated: what replaces it, cluster_type, is not what control planes send
+	//nolint:staticcheck // deprecated, but control planes do not send cluster_type, which replaces it
 	c.Refresh = r.duration("dns_refresh_rate", m.GetDnsRefreshRate(), defaultRefresh)
 	r.require(c.Refresh > minRefresh, "dns_refresh_rate", "must be more than %v", minRefresh)
 	families := map[clusterv3.Cluster_DnsLookupFamily]Family{

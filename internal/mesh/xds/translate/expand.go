@@ -16,7 +16,8 @@ type Env struct {
 	Own     []netip.Addr               // addresses of the workload that the data plane represents
 }
 
-// Served is what a data plane serves for a control plane's listener: any number of the data plane's own listeners.
+// Served holds the listeners, any number of them, that a data plane serves in place of one of the control plane's
+// listeners.
 type Served struct {
 	Listeners []*mesh.Listener // the first has the listener's name, if its own address is served
 	// Clusters are those that Listeners name and the control plane does not have: the workload itself, or a cluster
@@ -90,7 +91,7 @@ type outcome struct {
 	clusters []mesh.WeightedCluster
 	pass     bool   // connections pass through unchanged
 	nothing  bool   // the cluster never has endpoints: connections are refused
-	closed   string // why connections must be refused; empty: they need not be
+	closed   string // why connections must be refused; empty: they need not be refused
 }
 
 func (o *outcome) same(p *outcome) bool {
@@ -229,11 +230,11 @@ func (e *expanding) choose(g group, service bool) (outcome, error) {
 	if open := slices.DeleteFunc(slices.Clone(ways), func(w way) bool { return w.tls }); len(open) > 0 {
 		if len(open) < len(ways) {
 			ended := ways[slices.IndexFunc(ways, func(w way) bool { return w.tls })]
-			e.note(ended.field+".transport_socket", "TLS is not ended: connections go on as they are")
+			e.note(ended.field+".transport_socket", "TLS is not terminated: connections go on as they are")
 		}
 		ways = open
 	} else {
-		const why = ".transport_socket: only TLS is let in, which the data plane does not speak"
+		const why = ".transport_socket: only TLS is accepted, which the data plane does not support"
 		return outcome{closed: ways[0].field + why}, nil
 	}
 	if service {
@@ -241,7 +242,7 @@ func (e *expanding) choose(g group, service bool) (outcome, error) {
 			return w.out.pass || w.out.nothing
 		}); len(some) > 0 {
 			if len(some) < len(ways) && !e.http(ways) {
-				e.note(some[0].field, "connections go this way whatever they say")
+				e.note(some[0].field, "all connections go this way, whatever their content")
 			}
 			ways = some
 		}
@@ -249,8 +250,8 @@ func (e *expanding) choose(g group, service bool) (outcome, error) {
 	first := ways[0]
 	for _, w := range ways[1:] {
 		if !w.out.same(&first.out) {
-			return outcome{}, in(w.field, refuse("for what they say, which the data plane does not read, "+
-				"connections go elsewhere than by %s", first.field))
+			return outcome{}, in(w.field, refuse("connections go elsewhere than by %s depending on their "+
+				"content, which the data plane does not read", first.field))
 		}
 	}
 	return first.out, nil
@@ -278,11 +279,11 @@ func (e *expanding) outward(all []way) error {
 		rest = all[i : i+1]
 	}
 	found := groups(slices.DeleteFunc(slices.Clone(all), byDefault))
-	whole := e.at // what is left to serve at the listener's own address
+	whole := e.at // the listener at its own address, whose chains are added below
 	var passes, others []string
 	for _, w := range all {
 		if w.out.pass && len(w.out.rbac) > 0 {
-			return in(w.field, refuse("connections that go on unchanged cannot be judged"))
+			return in(w.field, refuse("access rules cannot be enforced for connections that go on unchanged"))
 		}
 	}
 	add := func(m mesh.Match, o outcome, field string, fallback bool) {
@@ -324,7 +325,7 @@ func (e *expanding) outward(all []way) error {
 			}
 			if !o.pass || len(rest) > 0 && !rest[0].out.pass {
 				if o.pass {
-					return in(field, refuse("connections to %s would go on unchanged, and others not", single))
+					return in(field, refuse("connections to %s would go on unchanged, but others would not", single))
 				}
 				at := netip.AddrPortFrom(single, at.Port())
 				l := &mesh.Listener{Name: e.Name + "|" + at.String(), Address: at, Protocol: e.at.Protocol,
@@ -350,7 +351,7 @@ func (e *expanding) outward(all []way) error {
 		add(mesh.Match{}, o, rest[0].field, true)
 	}
 	if len(passes) > 0 && len(others) > 0 {
-		return in(passes[0], refuse("connections would go on unchanged, and by %s not", others[0]))
+		return in(passes[0], refuse("connections would go on unchanged, but those by %s would not", others[0]))
 	}
 	if len(others) > 0 {
 		e.out.Listeners = slices.Insert(e.out.Listeners, 0, &whole)
@@ -370,15 +371,16 @@ func (e *expanding) clusters(o outcome) []mesh.WeightedCluster {
 	return []mesh.WeightedCluster{{Name: name, Weight: 1}}
 }
 
-// rest expands a listener to which all connections without another listener are redirected. Data planes here do not
-// redirect connections, so the listener is acceptable only if it passes all of them through unchanged.
+// rest expands a listener to which, in front of a proxy, all connections are redirected that no other listener takes.
+// The data plane does not redirect connections, so the listener is acceptable only if it passes all of them through
+// unchanged.
 func (e *expanding) rest(all []way) error {
 	for _, w := range all {
 		if w.match.DestinationPort == e.at.Address.Port() {
 			continue // no connection is redirected there
 		}
 		if !w.out.pass || len(w.out.rbac) > 0 {
-			return in(w.field, refuse("connections to addresses of no service cannot be kept from going on unchanged"))
+			return in(w.field, refuse("the data plane cannot stop connections to addresses that belong to no service"))
 		}
 	}
 	return nil

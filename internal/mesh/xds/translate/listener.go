@@ -35,11 +35,11 @@ type Listener struct {
 	Routes   []string // names of the route configurations (RDS) that the listener needs, without duplicates
 	Warnings []*Warning
 
-	at       mesh.Listener // name, address and protocol
-	inbound  bool          // the listener handles connections to the workload, which are redirected to it
-	original bool          // the original destination of a connection decides, not the listener's address
-	parts    []part        // the filter chains, with the default chain last
-	plain    *mesh.Listener
+	at       mesh.Listener  // name, address and protocol
+	inbound  bool           // the listener handles connections to the workload, which are redirected to it
+	original bool           // the original destination of a connection decides, not the listener's address
+	parts    []part         // the filter chains, with the default chain last
+	plain    *mesh.Listener // the translated listener, if it depends on nothing else (whole); otherwise nil
 }
 
 // part is a filter chain.
@@ -47,9 +47,9 @@ type part struct {
 	field    string // path of the chain in the listener, for messages
 	chain    mesh.Chain
 	fallback bool   // it is the default chain
-	reads    bool   // the content of connections selects it: server name, application protocol, TLS or not
+	reads    bool   // the content of a connection selects it: server name, application protocol, whether it is TLS
 	tls      bool   // it terminates TLS
-	closed   string // why its connections must be refused; empty if they need not be
+	closed   string // why its connections must be refused; empty: they need not be refused
 	http     bool
 	route    string  // http: the name of its route configuration; empty if routes is set
 	routes   *Routes // http: its routes, if the listener contains them
@@ -62,7 +62,7 @@ func ParseListener(b []byte) (*mesh.Listener, error) {
 		return nil, err
 	}
 	if l.plain == nil {
-		return nil, Refused("listener", l.Name, refuse("it depends on routes, or on what connections say"))
+		return nil, Refused("listener", l.Name, refuse("it depends on routes, or on the content of connections"))
 	}
 	return l.plain, nil
 }
@@ -112,9 +112,9 @@ func (l *Listener) read(m *listenerv3.Listener, r reader) {
 	if from := m.GetDefaultFilterChain(); from != nil {
 		p := l.chain(from, r.in("default_filter_chain"))
 		r.require(proto.Size(from.GetFilterChainMatch()) == 0, // istiod sends an empty match
-			"default_filter_chain.filter_chain_match", "the default chain is for whatever no other matches")
+			"default_filter_chain.filter_chain_match", "must be empty: the default chain takes what no other chain matches")
 		r.require(l.at.Protocol != mesh.UDP || len(m.GetListenerFilters()) == 0, "default_filter_chain",
-			"the listener filter stands for it")
+			"is not for a listener with a UDP proxy")
 		p.fallback = true
 		l.parts = append(l.parts, p)
 	}
@@ -295,7 +295,7 @@ func (p *part) filter(f *listenerv3.Filter, last bool, r reader) {
 	config := r.in("typed_config")
 	switch {
 	case kind == rbacType:
-		r.require(!last, "", "nothing comes after it; the last filter must be a tcp_proxy")
+		r.require(!last, "", "it is the last filter, which must be a tcp_proxy")
 		var m networkrbacv3.RBAC
 		config.check("", typed(f.GetTypedConfig(), &m))
 		if rules, enforced := rbac(&m, config); enforced && !r.failed() {

@@ -29,9 +29,9 @@ type Routes struct {
 type virtualHost struct {
 	field     string
 	addresses []netip.AddrPort // port 0: any
-	any       bool             // it also has all domains that no other virtual host has
+	any       bool             // it also takes all domains that no other virtual host has ("*")
 	clusters  []mesh.WeightedCluster
-	closed    string // why connections must be refused; empty: they need not be
+	closed    string // why connections must be refused; empty: they need not be refused
 }
 
 // ParseRoutes parses a RouteConfiguration.
@@ -104,7 +104,7 @@ func uniform(m *routev3.VirtualHost, r reader) (clusters []mesh.WeightedCluster,
 		return nil, "typed_per_filter_config: " + kind + " is not supported"
 	}
 	if m.GetRequireTls() != routev3.VirtualHost_NONE {
-		return nil, "require_tls: requests without it are redirected"
+		return nil, "require_tls: requests without TLS are redirected"
 	}
 	list := r.in("routes")
 	for i, route := range m.GetRoutes() {
@@ -156,7 +156,7 @@ func target(m *routev3.Route, r reader) (clusters []mesh.WeightedCluster, closed
 		return nil, "typed_per_filter_config: " + kind + " is not supported"
 	}
 	r.noteIf(len(m.GetTypedPerFilterConfig()) > 0, "typed_per_filter_config",
-		"no filter of HTTP is there: no faults, no limits")
+		"there are no HTTP filters: no faults, no limits")
 	switch to := a.GetClusterSpecifier().(type) {
 	case *routev3.RouteAction_Cluster:
 		return []mesh.WeightedCluster{{Name: to.Cluster, Weight: 1}}, ""
@@ -181,7 +181,7 @@ func target(m *routev3.Route, r reader) (clusters []mesh.WeightedCluster, closed
 			return clusters, ""
 		}
 	}
-	return nil, "the cluster is chosen by what requests say"
+	return nil, "the cluster depends on the content of requests"
 }
 
 func sameClusters(a, b []mesh.WeightedCluster) bool {

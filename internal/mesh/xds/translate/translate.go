@@ -67,7 +67,8 @@ type reader struct {
 // newReader returns a reader at the beginning of a resource.
 func newReader() reader { return reader{index: -1, warnings: new([]*Warning), first: new(error)} }
 
-// apart returns a reader at the same position whose refusals do not refuse the resource.
+// apart returns a reader at the same position that collects refusals separately, so that they do not refuse the
+// resource.
 func (r reader) apart() reader {
 	r.first = new(error)
 	return r
@@ -180,7 +181,7 @@ func Name(b []byte) (name string) {
 			name = strings.ToValidUTF8(string(f.Bytes), "?")
 		}
 		return nil
-	}) // a name before the error counts
+	}) // after an error, the name found before it counts
 	return name
 }
 

@@ -241,7 +241,7 @@ func TestClusterRefused(t *testing.T) {
 		`{"name":"c","type":"EDS","eds_cluster_config":{"eds_config":{"path":"/x"}}}`:        `cluster "c": eds_cluster_config.eds_config.path: is not supported`,
 		`{"name":"c",` + eds + `,"connect_timeout":"0s"}`:                                    `cluster "c": connect_timeout: must be more than 0 s`,
 		`{"name":"c",` + eds + `,"transport_socket":{"name":"tls"}}`:                         `cluster "c": transport_socket: tls () is not supported`,
-		`{"name":"c",` + eds + `,"circuit_breakers":{"thresholds":[{"max_connections":0}]}}`: `cluster "c": circuit_breakers.thresholds[0].max_connections: must be 1 or more: a cluster that takes no connections is one without endpoints`,
+		`{"name":"c",` + eds + `,"circuit_breakers":{"thresholds":[{"max_connections":0}]}}`: `cluster "c": circuit_breakers.thresholds[0].max_connections: must be 1 or more: leave out the endpoints of a cluster that takes no connections`,
 		`{"name":"c","type":"STRICT_DNS","load_assignment":{"endpoints":[{"lb_endpoints":[{"endpoint":{"address":{"socket_address":{"address":"a b","port_value":1}}}}]}]}}`: `cluster "c": load_assignment.endpoints[0].lb_endpoints[0].endpoint.address.socket_address.address: "a b" is no host name`,
 		`{"name":"c","type":"STATIC","load_assignment":{"endpoints":[{"lb_endpoints":[{"endpoint":{"address":{"socket_address":{"address":"a","port_value":1}}}}]}]}}`:       `cluster "c": load_assignment.endpoints[0].lb_endpoints[0].endpoint.address.socket_address.address: "a" is no IP address`,
 	} {
@@ -284,7 +284,7 @@ func TestReferenceResources(t *testing.T) {
 		t.Errorf("got %+v, %v", l, err)
 	}
 	_, err = ParseListener(bytesOf(t, testresource.MakeRouteHTTPListener(testresource.Ads, "l", 80, "r")))
-	if err == nil || err.Error() != `listener "l": it depends on routes, or on what connections say` {
+	if err == nil || err.Error() != `listener "l": it depends on routes, or on the content of connections` {
 		t.Errorf("got %v", err)
 	}
 }

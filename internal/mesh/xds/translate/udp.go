@@ -21,7 +21,7 @@ func udpChains(name string, m *udpproxyv3.UdpProxyConfig, r reader) []mesh.Chain
 	if m.GetMatcher().GetMatcherTree() != nil {
 		return udpSources(name, m.GetStatPrefix(), m.GetMatcher(), r.in("matcher"))
 	}
-	cluster := m.GetCluster() //nolint:staticcheck // deprecated: still the short way that many use
+	cluster := m.GetCluster() //nolint:staticcheck // deprecated, but still in wide use
 	if m.GetMatcher() != nil {
 		r.only("matcher", m.GetMatcher(), "on_no_match")
 		cluster = udpRoute(m.GetMatcher().GetOnNoMatch(), r.in("matcher.on_no_match"))

@@ -74,13 +74,13 @@ func TestClosingChain(t *testing.T) {
 
 // A chain without filters also closes its connections among other chains, and passes nothing.
 func TestClosingChainAmongOthers(t *testing.T) {
-	const same = `listener "l": filter_chains[1]: for what they say, which the data plane does not read, ` +
-		`connections go elsewhere than by filter_chains[0]`
+	const same = `listener "l": filter_chains[1]: connections go elsewhere than by filter_chains[0] depending on ` +
+		`their content, which the data plane does not read`
 	for json, want := range map[string]string{
 		listenerWith(inbound, chainOf(`"destination_port":9000`), chainOf("", proxyTo("pass"))): "127.0.0.9:9000",
 		listenerWith(address, chainOf(`"server_names":["web"]`, tcp), chainOf("")):              same,
 		listenerWith(anyAddress+`,"use_original_dst":true`, chainOf(""), chainOf("", proxyTo("pass"))): `listener "l": ` +
-			`filter_chains[0]: connections to addresses of no service cannot be kept from going on unchanged`,
+			`filter_chains[0]: the data plane cannot stop connections to addresses that belong to no service`,
 	} {
 		l, err := ReadListener(of(t, &listenerv3.Listener{}, json))
 		if err != nil {

@@ -57,12 +57,12 @@ const (
 	perMessage = 16  // for rounding the size of a message up
 )
 
-// layout describes a message type for weighing.
+// layout describes a message type, for Weigh.
 type layout struct {
 	size   int // bytes of the struct
 	fields map[protowire.Number]layoutField
-	any    bool
-	regex  bool
+	any    bool // google.protobuf.Any, whose content is weighed as well
+	regex  bool // the type pattern, whose expression is compiled
 }
 
 type layoutField struct {
