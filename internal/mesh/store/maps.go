@@ -10,7 +10,8 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// OpenMaps creates maps of a design's program (Design.Ask), given their names and numbers of entries.
+// OpenMaps creates maps of a design's program (Design.Ask), given the number of entries of each map by the map's name.
+// The caller must close them with CloseMaps.
 func OpenMaps(ask func() (*ebpf.CollectionSpec, error), entries map[string]uint32) (map[string]*ebpf.Map, error) {
 	spec, err := ask()
 	if err != nil {
@@ -27,7 +28,7 @@ func OpenMaps(ask func() (*ebpf.CollectionSpec, error), entries map[string]uint3
 	return all, nil
 }
 
-// NewMap creates a map. Its error includes a hint.
+// NewMap creates a map, which the caller must close. Its error is a *fault.Error with a hint.
 func NewMap(spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(spec)
 	if err != nil {

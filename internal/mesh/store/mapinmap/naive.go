@@ -39,7 +39,7 @@ type naive struct {
 	used    int            // the number of records in use, without record 0
 	open    map[uint32]int // by key: descriptors of the records that are being written
 	control []byte         // record 0, while it is read and written back
-	scratch []byte
+	scratch []byte         // the record that Free reads
 }
 
 func newNaive(k *keep.Kernel, outer *ebpf.Map) (keep.Records, error) {

@@ -78,16 +78,16 @@ func openPooled(o store.Options) (store.Store, error) {
 type pooled struct {
 	kernel  *keep.Kernel
 	outer   int
-	limit   int // maximum number of records
-	elastic bool
-	floor   int // the pool does not shrink below this
-	first   int // the pool's size at the start
+	limit   int  // maximum number of records
+	elastic bool // the pool grows and shrinks
+	floor   int  // the pool does not shrink below this
+	first   int  // the pool's size at the start
 
 	fds     []int32      // by key; 0 if there is no map
 	free    plan.Numbers // keys with a map; the key returned last is used first, because its memory is in the cache
 	missing plan.Numbers // keys without a map
 	size    int          // the number of keys with a map, except those that are being removed
-	running chan resized
+	running chan resized // gets the result of the change of size that is under way; nil: none is
 }
 
 // resized is the result of a change of the pool's size: the keys that have a map now, and those that have none.
@@ -249,7 +249,8 @@ func (p *pooled) resize(size int) {
 	go func() { done <- p.unmake(keys) }()
 }
 
-// settled merges the result of a change of the pool's size. If wait is set, it waits for a change that is under way.
+// settled merges the result of a change of the pool's size that has ended. If wait is set, it waits for a change that
+// is under way, and counts the work of that change as the writer's.
 func (p *pooled) settled(wait bool) {
 	if p.running == nil || !wait && len(p.running) == 0 {
 		return

@@ -24,8 +24,8 @@ func Except(used []bool) Numbers {
 	return n
 }
 
-// Oldest allocates a number that was never allocated, or, if there is none, the number that was returned first. It is
-// for numbers by which programs may still look up the previous owner.
+// Oldest allocates a number that was never allocated, or, if there is none, the number that was returned first. Use it
+// if programs may still look up the previous owner of a number.
 func (n *Numbers) Oldest() (number uint32, ok bool) {
 	if n.next < n.end || n.head == len(n.free) {
 		return n.fresh()
@@ -38,8 +38,8 @@ func (n *Numbers) Oldest() (number uint32, ok bool) {
 	return number, true
 }
 
-// Latest allocates the number that was returned last, whose memory is in the cache, or, if there is none, a number that
-// was never allocated.
+// Latest allocates the number that was returned last, or, if there is none, a number that was never allocated. The
+// memory of a number that was in use until recently is still in the CPU's cache.
 func (n *Numbers) Latest() (number uint32, ok bool) {
 	last := len(n.free) - 1
 	if last < n.head {

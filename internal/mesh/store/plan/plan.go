@@ -25,8 +25,8 @@ type Config[C, L any] struct {
 // Cluster is a cluster that exists, or that the store only knows because listeners name it.
 type Cluster[C any] struct {
 	Name      string
-	There     bool
-	Endpoints int
+	There     bool // the cluster exists
+	Endpoints int  // those that count toward the limit
 	Own       C
 }
 
@@ -295,7 +295,7 @@ func (c *Config[C, L]) Name(name string) *Cluster[C] {
 	return x
 }
 
-// Set records whether a cluster exists, and how many endpoints it has.
+// Set records whether a cluster exists, and how many of its endpoints count toward the limit.
 func (c *Config[C, L]) Set(x *Cluster[C], there bool, endpoints int) {
 	if there && !x.There {
 		c.there++

@@ -21,7 +21,7 @@ func init() {
 	store.Register(Design)
 }
 
-// Design is the store's entry in the registry.
+// Design is the design "sized".
 var Design = store.Design{
 	Name:     "sized",
 	Variants: []string{"replace", ordered},

@@ -36,7 +36,7 @@ func checkName(name string) error {
 }
 
 // make writes the plan's resources into lines that no program can see. If it returns an error, the bookkeeping is
-// invalid.
+// invalid, and the caller must call load.
 func (s *Store) make() error {
 	p := &s.plan
 	for _, l := range p.GoneListeners {
@@ -70,7 +70,7 @@ func (s *Store) make() error {
 	return nil
 }
 
-// at adds a resource's name to errFull.
+// at turns errFull into a *fault.Error that names a resource. It returns any other error unchanged.
 func (s *Store) at(name string, err error) error {
 	if errors.Is(err, errFull) {
 		return store.TooLarge(name, "%s", err)
@@ -144,8 +144,8 @@ func (s *Store) writeName(name string) (piece, error) {
 func (s *Store) newCluster(name string) (*known, error) {
 	slot, ok := s.slots.Latest()
 	if !ok {
-		return nil, store.TooLarge(name, "it is the name of one cluster too many; the store holds %d, with those that "+
-			"listeners name and that do not exist", s.g.slots())
+		return nil, store.TooLarge(name, "there is no room for its name; the store holds %d clusters, including those "+
+			"that listeners name and that do not exist", s.g.slots())
 	}
 	text, err := s.writeName(name)
 	if err != nil {
@@ -455,9 +455,9 @@ func writeRule(w words, r *mesh.Rule) {
 	w[ruleFamilies] = sourceFamily*sourceOfIPv6 | destinationFamily*destinationOfIPv6
 }
 
-// writePrefix writes a prefix as two 64-bit numbers, upper half first. The lowest byte of rest is how many low bits of
-// the upper half do not matter, and the next byte is the same for the lower half; of6 is 1 for an IPv6 prefix, which
-// does not contain IPv4.
+// writePrefix writes a prefix as two 64-bit numbers, the upper half first. rest holds the numbers of low bits that do
+// not matter: of the upper half in its lowest byte, of the lower half in the next byte. of6 is 1 for an IPv6 prefix,
+// which contains no IPv4 address.
 func writePrefix(w words, p netip.Prefix) (rest, of6 uint32) {
 	if !p.IsValid() {
 		return 64 | 64<<8, 0

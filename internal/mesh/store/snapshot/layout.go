@@ -36,7 +36,7 @@ const (
 	bucketEntries = 7
 	bucketLines   = 4
 
-	denied  = 1<<32 - 1 // a target
+	denied  = 1<<32 - 1 // the count of a target that denies connections
 	noID    = store.NoCluster
 	any4    = 1 << 24 // flags of the root word
 	any6    = 1 << 25

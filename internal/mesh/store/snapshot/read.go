@@ -24,7 +24,7 @@ func (s *Store) read() (h held, taken []bool) {
 	return h, r.taken
 }
 
-// reader fills a value of type held from the map.
+// reader fills its held from the map.
 type reader struct {
 	*held
 	m     words

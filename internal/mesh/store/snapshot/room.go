@@ -6,10 +6,10 @@ import "math/bits"
 // with eight lists for each power of two, and a freed run is merged with its free neighbours. room knows lines only by
 // number and never accesses them.
 type room struct {
-	runs  []run // by line
-	lists [26 * 8]uint32
-	used  [4]uint64 // a bit for each list, set if the list is not empty
-	free  uint32    // the number of free lines
+	runs  []run          // by line
+	lists [26 * 8]uint32 // the first run of each list; 0: the list is empty
+	used  [4]uint64      // a bit for each list, set if the list is not empty
+	free  uint32         // the number of free lines
 }
 
 // run is the state of a line. In the first line of a free run, size is the run's size, and next and prev are its
@@ -41,7 +41,7 @@ func (r *room) join(c, other *chain) {
 	*other = chain{}
 }
 
-// unhang frees up to n runs of a chain.
+// unhang removes up to n runs from the beginning of a chain, and frees them.
 func (r *room) unhang(c *chain, n int) {
 	for ; n > 0 && c.first != 0; n-- {
 		line := c.first

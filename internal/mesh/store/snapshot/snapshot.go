@@ -30,7 +30,7 @@ func init() {
 	store.Register(Design)
 }
 
-// Design is the store's entry in the registry.
+// Design is the design "snapshot".
 var Design = store.Design{
 	Name:   "snapshot",
 	Atomic: store.PerChange,
@@ -43,7 +43,7 @@ const mapName = askMapSsLines
 
 // Store writes one map. It remembers the names and locations of resources. The configuration itself is only in the map.
 type Store struct {
-	mu     sync.Mutex // Close may be called at any time
+	mu     sync.Mutex // held by Apply and Close, because Close may be called during Apply
 	lines  *ebpf.Map
 	mem    []byte
 	m      words
@@ -51,7 +51,7 @@ type Store struct {
 	seed   uint64
 	g      geometry
 	grace  waiter
-	waited error // the error of the last wait
+	waited error // the error of the last wait for programs; take resets it
 
 	held
 	room *room
@@ -81,7 +81,7 @@ type held struct {
 	record      uint32 // line of the root
 	slotTree    tree
 	bucketTree  tree
-	unspecified [2]uint32 // listeners for any address, IPv4 and IPv6
+	unspecified [2]uint32 // numbers of listeners for any IPv4 and any IPv6 address
 
 	config plan.Config[cluster, listener]
 	slots  plan.Numbers // of clusters
@@ -108,7 +108,7 @@ func newTree(leaves uint32) tree {
 type cluster struct {
 	slot, id uint32 // id is noID if the cluster does not exist
 	at, text piece
-	uses     uint32 // how often listeners name it
+	uses     uint32 // the number of times that listeners name it
 }
 
 type listener struct {
@@ -120,7 +120,7 @@ func open(o store.Options) (store.Store, error) {
 	o = o.WithDefaults()
 	s := &Store{g: newGeometry(o)}
 	if s.g.lines > maxLines {
-		return nil, fault.New(fault.Usage, "", "ask for less",
+		return nil, fault.New(fault.Usage, "", "lower the maximum numbers of clusters, listeners and endpoints",
 			"a configuration of %d clusters, %d listeners and %d endpoints does not fit into one map", o.MaxClusters,
 			o.MaxListeners, o.MaxEndpoints)
 	}
@@ -159,8 +159,8 @@ func (s *Store) begin() {
 	super[superMask], super[superListeners] = s.g.mask(), s.g.listeners()
 }
 
-// load rebuilds the bookkeeping from the map, which a failed change leaves as it was before. Lines in no tree become
-// free once no program can reach them.
+// load rebuilds the bookkeeping from the configuration in the map, which a failed change has left as it was. It waits
+// until no program can reach any other lines, and then frees them.
 func (s *Store) load() error {
 	if s.grace.running() {
 		_ = s.grace.wait()
@@ -326,7 +326,7 @@ func (s *Store) take(n uint32) (uint32, error) {
 	return line, nil
 }
 
-var errFull = errors.New("it does not fit into the map beside what is there")
+var errFull = errors.New("it does not fit into the map beside the current configuration")
 
 // drop releases lines that programs may still see. They can be allocated again once no program can see them.
 func (s *Store) drop(p piece) {

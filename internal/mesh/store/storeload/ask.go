@@ -20,7 +20,7 @@ type Answer struct {
 	Endpoint       netip.AddrPort // for Accept
 	Cluster        uint32         // store.NoCluster if none was chosen
 	MaxConnections uint32
-	Generation     uint64
+	Generation     uint64 // of the configuration, for Accept; 0 if the store has no generations
 }
 
 // Asker queries a store with the design's program, in the kernel. Each goroutine needs a separate Asker: see Another.
@@ -73,7 +73,8 @@ type testRun struct {
 
 const packetSize = uint32(unsafe.Sizeof(packet{}) - 2)
 
-// LoadAsk loads the design's program with the given maps.
+// LoadAsk loads the design's program with the given maps, those of a store of this design. The caller must close the
+// Asker.
 func LoadAsk(d store.Design, maps map[string]*ebpf.Map) (*Asker, error) {
 	spec, err := d.Ask()
 	if err != nil {

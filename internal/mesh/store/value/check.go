@@ -6,8 +6,8 @@ import (
 	"tare/internal/mesh/store/plan"
 )
 
-// room counts slots by class: takes is the number that a change takes, minus the number that it frees; late is the
-// number that it frees by removals.
+// room counts the slots of each class that a change needs: takes is the number that it takes, minus the number that it
+// frees; late is the number that it frees by removals, which come last unless their room is needed.
 type room struct{ takes, late [nClasses]int }
 
 // goes counts a slot that a removal frees.

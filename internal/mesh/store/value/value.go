@@ -3,8 +3,8 @@
 //
 // A resource that keeps its size class is replaced by one update in place. A new resource, or one whose class changes,
 // is written into a free slot first, and then the word that holds its location is changed. Clusters are changed before
-// listeners, and removals come last, so that no listener names a missing cluster in the meantime. Only if a change
-// needs the room that removals free do these come first.
+// listeners, and removals come last, so that no listener names a missing cluster in the meantime. If a change needs the
+// room that removals free, they come first instead.
 package value
 
 import (
@@ -68,15 +68,15 @@ type values struct {
 
 	config   plan.Config[cluster, listener]
 	keys     map[plan.Address]*place // where listeners are; a place stays with its address when the listener there changes
-	anywhere uint64
+	anywhere uint64                  // the number of listeners for any address, as in value_places[0]
 	// ids are the numbers of clusters that exist or that listeners name. The number that was freed first is reused first,
 	// so that its epoch wraps around as late as possible.
 	ids    plan.Numbers
-	epochs []uint32 // by cluster number
+	epochs []uint32 // by cluster number: how often the number has been freed
 
 	// Buffers of Apply.
 	plan     change
-	fit      []int           // classes of the change's clusters, followed by those of its listeners
+	fit      []int           // classes of the change's clusters (-1: no endpoints), then classes of its listeners
 	names    map[string]bool // new names of clusters
 	targets  []mesh.Target
 	cluster_ askValueOfLarge

@@ -8,8 +8,8 @@
  *	REC_MESSAGE(key), REC_STRING(key), REC_REPEATED(key)
  *	                             the record of that class; NULL if there is none, and for key 0
  *
- * The first 24 bytes of a message, protobuf-c's header, mean nothing to programs. Data that programs need, and for
- * which Kmesh has no field, is stored there.
+ * The first 24 bytes of a message are protobuf-c's header in Kmesh. Programs do not need that header, so these bytes
+ * hold the data that programs need and Kmesh has no field for.
  */
 #ifndef TARE_RECORDS_H
 #define TARE_RECORDS_H

@@ -1,5 +1,6 @@
-// Package keep implements the stores that keep records, except for where they keep them (Records). It turns changes
-// into trees, puts the trees into maps step by step in Kmesh's order, and remembers where each record is.
+// Package keep implements the common part of the stores that keep records: it turns changes into trees, puts the trees
+// into maps step by step in Kmesh's order, and remembers where each record is. How the records are kept in maps depends
+// on the store's implementation of Records.
 package keep
 
 import (
@@ -21,7 +22,7 @@ import (
 
 // Records allocates and writes the records of a store. Keys are never 0.
 type Records interface {
-	// Room reports whether the needed records fit in addition to the existing ones. It may make room first.
+	// Room reports whether the needed records fit in addition to the existing ones. It may enlarge the store first.
 	Room(need records.Counts) bool
 	// Hint returns advice for the user if there is no room.
 	Hint() string
@@ -31,8 +32,9 @@ type Records interface {
 	Write(key uint32, class records.Class, value []byte, last bool) error
 	// Free frees a record and its key.
 	Free(key uint32) error
-	// Settle is called after each change.
+	// Settle is called after each change, for example to change the size of a pool.
 	Settle()
+	// Close releases what Records holds, except for the maps passed to New, which Store closes.
 	Close() error
 }
 
@@ -59,7 +61,7 @@ type Store struct {
 	plan   change // the plan of the latest change
 	tree   records.Tree
 	counts []records.Counts // of the change's clusters, then of its listeners
-	old    []uint32
+	old    []uint32         // the keys of the records that replace removes last, if ordered
 	key    [records.NameSize]byte
 }
 
@@ -67,10 +69,10 @@ type change = plan.Plan[kept, kept]
 
 // kept holds the location of a cluster or a listener in the maps.
 type kept struct {
-	id      uint32 // of a cluster
-	keys    []uint32
+	id      uint32   // of a cluster
+	keys    []uint32 // the keys of its records
 	counts  records.Counts
-	present bool
+	present bool // it has a value in a map of tops
 }
 
 // New makes a store from empty maps. The store then owns the maps and r.

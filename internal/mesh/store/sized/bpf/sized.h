@@ -27,7 +27,7 @@ struct sized_1600 { char bytes[1600]; };
 
 SIZED_CLASS(sized_small, sized_64);
 SIZED_CLASS(sized_strings, sized_192);
-SIZED_CLASS(sized_large, sized_296); /* messages above 64 bytes: what is supported here has none */
+SIZED_CLASS(sized_large, sized_296); /* for messages above 64 bytes, which no supported configuration has */
 SIZED_CLASS(sized_arrays, sized_1600);
 
 #define REC_LISTENERS sized_listeners

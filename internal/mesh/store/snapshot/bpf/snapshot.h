@@ -34,7 +34,7 @@ struct ss_super {
 	__u64 root;
 	__u64 seed; /* of the hash */
 	__u32 mask; /* of buckets */
-	__u32 listeners; /* lines from the root to its directory of listeners; the directory of clusters begins at 1 */
+	__u32 listeners; /* lines from the root to its directory of listeners; its directory of clusters is at line 1 */
 };
 
 #define SS_ROOT_BITS 24

@@ -128,7 +128,7 @@ struct {
 
 #define VALUE_STALE (-1) /* the value belongs to another resource: look again */
 
-/* The compiler must not read again, or widen the read of, a word that was checked. */
+/* Reads a word exactly once: the compiler must not read it again, or with a different width, after it was checked. */
 #define value_once(x) (*(volatile typeof(x) *)&(x))
 
 static __always_inline bool value_is4(const struct address *a)
@@ -301,8 +301,8 @@ __attribute__((noinline)) int value_try(const struct question *q, __u32 families
 }
 
 /*
- * A value belongs to another resource only if it moved between the two reads; the next try finds its new place. If
- * three tries fail, the connection is refused: no answer is ever taken from an inconsistent configuration.
+ * A try finds the value of another resource only if a resource has moved between two reads; the next try finds the new
+ * place. If three tries fail, the connection is refused: no answer is ever taken from an inconsistent configuration.
  */
 static __always_inline enum verdict store_find(const struct question *q, struct answer *a)
 {
