@@ -50,13 +50,13 @@ const (
 // DefaultStore is the default design of the store.
 const DefaultStore = "snapshot"
 
-// What happens to connections before anything has been received from the control plane.
+// Values of Options.Fail: what happens to connections before the control plane's first configuration is there.
 const (
 	FailOpen   = "open"   // they are left unchanged
 	FailClosed = "closed" // they are refused
 )
 
-// What applications see as the peer of a connection to a service.
+// Values of Options.Peer: what applications see as the peer of a connection to a service.
 const (
 	PeerService  = "service"  // the service that they connected to
 	PeerEndpoint = "endpoint" // the endpoint that was chosen
@@ -133,7 +133,7 @@ type DataPlane struct {
 	maps     map[string]*ebpf.Map // of the programs; those of the store are copies, with separate descriptors
 	links    []attached
 	shared   shared
-	onEvent  func(xds.Event) // called for every response of the control plane; set when the worker is made
+	onEvent  func(xds.Event) // called for every response of the control plane; nil: not called; a Worker may set it
 
 	mu       sync.Mutex // guards the fields below
 	store    store.Store

@@ -33,7 +33,7 @@ type joined struct {
 	name    string
 	part    *kind.Part
 	process kind.Process // nil before Start
-	control string       // address of the control plane that was started for it, if any
+	control string       // address of the control plane that was started for the data plane; empty: none was
 	said    []string     // lines that the data plane logged until it served its first configuration
 }
 
@@ -83,7 +83,7 @@ func (j *joined) count(key string) int {
 	return max(j.part.Options.Int(key), len(j.trial.Applications()))
 }
 
-// write writes the services file.
+// write writes the services file: a service for each application, and then others until there are count services.
 func (j *joined) write(count int) error {
 	addresses := lists.Map(j.applications(), func(name string) string { return j.trial.Applications()[name].Address })
 	return writeServicesFile(j.file(), addresses, count, fillerOf(j.part.Options))
@@ -234,7 +234,7 @@ func (j *joined) Address(app string) (string, error) {
 	return serviceIP(1 + i), nil
 }
 
-// Services returns the services without an application.
+// Services implements connect.Serving: it returns the services without an application.
 func (j *joined) Services() connect.Services {
 	applications := len(j.trial.Applications())
 	s := connect.Services{
@@ -248,7 +248,8 @@ func (j *joined) Services() connect.Services {
 	return s
 }
 
-// Evidence returns what was logged about a control plane's configuration, or nil if all of it was accepted as it is.
+// Evidence returns the lines that the data plane has logged about its control plane's configuration. It returns nil if
+// there is no control plane, or if all of the configuration was accepted as it is.
 func (j *joined) Evidence() any {
 	if _, ok := j.part.Options[xdsKey]; !ok && j.control == "" || j.process == nil {
 		return nil
@@ -299,7 +300,7 @@ func (j *joined) After(ctx context.Context) error {
 		return err
 	}
 	if err := j.process.Signal(unix.SIGHUP); err != nil {
-		return fmt.Errorf("telling %s to read its services again: %w", j.name, err)
+		return fmt.Errorf("sending SIGHUP to %s: %w", j.name, err)
 	}
 	if err := j.reloaded(ctx); err != nil {
 		return err

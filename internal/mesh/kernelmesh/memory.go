@@ -28,8 +28,8 @@ var memoryMetrics = []measured.Metric{
 		"The same maps, each once, by declared entries x (key + value), in pages, as Linux 5.11 to 6.3 reports every "+
 			"map."),
 	declaredBytes("map_by_program_bytes", true,
-		"The same, each map once for every program that uses it, as a sum over a list of programs with their maps has "+
-			"it."),
+		"The same, with each map counted once for every program that uses it, as in a sum over a list of programs with "+
+			"their maps."),
 	before("map", "map_before_bytes", "map_bytes", (*measured.Measured).MapBytes),
 	after("map", "map_after_bytes", "map_bytes", "`map_bytes`"+left, (*measured.Measured).MapBytes),
 	before("memory", "memory_kernel_before_bytes", "memory_kernel_bytes", measured.Memory(measured.KernelMemory)),
@@ -71,7 +71,7 @@ func asked(value func(*measured.Measured) (float64, bool)) func(*measured.Measur
 // ifAsked ends the descriptions of metrics whose value asked wraps.
 const ifAsked = " Only in experiments in which an arm has `services`."
 
-// left describes when the readings after the load are taken.
+// left ends the descriptions of metrics of the reading after the load.
 const left = " after the load, with `then-services` services left"
 
 // before returns the counterpart, in the reading before the load, of the metric that the third argument names.
@@ -110,8 +110,8 @@ func further(family, name, reading, what string, value func(*measured.Measured) 
 	}
 }
 
-// mapCharged returns the share of the maps' bytes that is charged to the subject, or false if the kernel does not
-// report the size or the control group of one of the maps.
+// mapCharged returns the share of the maps' bytes that is charged to the subject. It returns false if there are no
+// maps, or if the kernel does not report the size or the control group of one of them.
 func mapCharged(m *measured.Measured) (float64, bool) {
 	ids := m.SubjectMaps()
 	own, all := 0.0, 0.0

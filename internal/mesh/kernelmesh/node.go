@@ -30,7 +30,7 @@ const instanceIPs = "INSTANCE_IPS"
 
 // Node identifies the data plane to a control plane.
 type Node struct {
-	ID       string            `json:"id"`       // empty: the client's default
+	ID       string            `json:"id"`       // empty: the default of xds.Options.Node
 	Metadata map[string]string `json:"metadata"` // further information, by name
 }
 
@@ -67,8 +67,8 @@ func (n Node) String() string {
 	return strings.Join(parts, ",")
 }
 
-// own returns the addresses of the workload that the data plane stands for at the control plane: the second part of an
-// id in Istio's form, and those in the metadata.
+// own returns the addresses of the workload that the data plane represents to the control plane: the address in the
+// second part of an id in Istio's form, and the addresses in the metadata. It ignores invalid addresses.
 func (n Node) own() (all []netip.Addr) {
 	var texts []string
 	if parts := strings.Split(n.ID, "~"); len(parts) == 4 {

@@ -102,7 +102,7 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	if o[controlKey] != "" {
 		for _, k := range append([]param.Setting{xdsSetting, {Name: "work"}}, servicesSettings...) {
 			if _, set := o[k.Name]; set {
-				return fmt.Errorf("%q cannot be combined with %q: that control plane serves the applications only",
+				return fmt.Errorf("%q cannot be combined with %q: that control plane serves only the applications",
 					k.Name, controlKey)
 			}
 		}
@@ -125,8 +125,8 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// CheckServices returns nil if the data plane serves UDP services that no application backs: those that its work
-// replaces, if applications see endpoints as peers, or those in its file.
+// CheckServices checks that the data plane serves UDP services that no application backs, for the load "connect". These
+// are the services that its work replaces, if applications see endpoints as peers, or services in its file.
 func (guest) CheckServices(s *kind.Setup, part *kind.Part) error {
 	o := part.Options
 	replaces := o["work"] == WorkReplace

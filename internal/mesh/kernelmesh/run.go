@@ -32,10 +32,10 @@ type Ready struct {
 	Version      string        `json:"version"`
 	Cgroup       string        `json:"cgroup"`
 	ServicesFile string        `json:"services_file,omitempty"`
-	Services     int           `json:"services"` // in the file
+	Services     int           `json:"services"` // number of services in the file
 	Endpoints    int           `json:"endpoints"`
 	XDS          string        `json:"xds,omitempty"`  // address of the control plane
-	Node         string        `json:"node,omitempty"` // its node ID for the control plane, if one was given
+	Node         string        `json:"node,omitempty"` // Options.Node.ID
 	Store        string        `json:"store"`
 	Atomic       string        `json:"atomic"` // how much of a change programs see at once
 	Fail         string        `json:"fail"`
@@ -68,9 +68,9 @@ type LinkInfo struct {
 }
 
 // Run runs the data plane as a process: it loads and attaches the programs, sends ready, and returns nil when ctx or
-// conn's input ends. It reads its services file again on SIGHUP (an invalid one changes nothing, and is logged), or
-// follows its control plane. Work begins with the start message, and its result is sent. The goroutine that reads
-// conn's input ends with that input; a process that is about to exit need not wait for it.
+// conn's input ends. It reads its services file again on SIGHUP (an invalid file is logged, and changes nothing), or
+// follows its control plane. The work that Options.Work selects begins at the start message, and Run sends its result.
+// The goroutine that reads conn's input ends with that input, and Run does not wait for it.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, unix.SIGHUP) // before the ready message: a SIGHUP that follows it must not kill the process
@@ -126,7 +126,7 @@ type running struct {
 	gate   gate
 }
 
-// worked is the result of work.
+// worked is what Worker.Run returned.
 type worked struct {
 	result *load.Result
 	err    error

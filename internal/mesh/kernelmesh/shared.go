@@ -35,7 +35,8 @@ func (s *shared) close() error {
 	return err
 }
 
-// changed makes programs discard remembered answers, after the configuration has changed.
+// changed makes programs discard the endpoints that they have remembered for unconnected UDP sockets, after the
+// configuration has changed.
 func (s *shared) changed() {
 	if atomic.AddUint32(&s.state.Generation, 1) == 0 {
 		atomic.StoreUint32(&s.state.Generation, 1)

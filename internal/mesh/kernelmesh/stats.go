@@ -5,7 +5,7 @@ import "fmt"
 // ProgramStats counts the runs of one program by outcome. Every run has one outcome.
 type ProgramStats struct {
 	Name         string
-	Matched      uint64 // acted: rewrote an address or counted a connection
+	Matched      uint64 // rewrote an address, or counted a connection
 	Passed       uint64 // nothing matched
 	NoEndpoint   uint64 // refused: nothing can serve the matching service
 	Denied       uint64 // refused: RBAC denies the connection

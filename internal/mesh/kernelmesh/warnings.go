@@ -9,8 +9,8 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// maxSeen is the maximum number of warnings and refusals that are remembered, so that they are logged only once. After
-// that many, new ones may be logged repeatedly.
+// maxSeen is the maximum number of warnings and refusals that are remembered, so that they are logged only once. All
+// further ones may be logged repeatedly.
 const maxSeen = 10_000
 
 // Prefixes of lines in the log.
@@ -19,8 +19,8 @@ const (
 	refusedPrefix = "refused: "
 )
 
-// warnings logs resources of the control plane that are refused, or accepted with a different meaning: each warning
-// once, and the same warning about many resources of a kind in one line.
+// warnings makes the log lines about resources of the control plane that are refused, or accepted with a different
+// meaning. Each warning is logged once, and the same warning about many resources of a kind takes one line.
 type warnings struct {
 	seen map[string]bool
 }

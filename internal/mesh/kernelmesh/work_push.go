@@ -67,8 +67,9 @@ func (w *pushWork) heard(ctx context.Context) ([]xds.Event, error) {
 	}
 }
 
-// Run times the changes that are sent in the window, whenever they are applied, and at least one. It ends with the
-// first change that is sent after the window; the load makes one more change for this purpose.
+// Run times the changes that are sent in the window, whenever they are applied. It ends with the first change that is
+// sent after the window; the load makes one more change for this purpose. If none was sent in the window, Run times
+// that one.
 func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -97,7 +98,7 @@ func (w *pushWork) count(ctx context.Context, begin, end int64, r *load.Result, 
 		for _, e := range events {
 			_, sent, ok := controlplane.TimesOf(e.Version)
 			if !ok {
-				return fault.New(fault.Usage, "--work "+WorkPush, "take the control plane of 'tare app mesh'",
+				return fault.New(fault.Usage, "--work "+WorkPush, "use the control plane of 'tare app mesh'",
 					"the control plane does not say in the version of its responses when it sent them")
 			}
 			if sent < begin {

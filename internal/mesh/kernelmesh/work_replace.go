@@ -23,8 +23,8 @@ const WorkReplace = "replace"
 // meanwhile (package connect) can judge what it finds.
 type replacer struct {
 	d    *DataPlane
-	page *generation.Page
-	next uint64
+	page *generation.Page // closed by Run
+	next uint64           // the next generation
 }
 
 // newReplacer puts generation 0 into the data plane.

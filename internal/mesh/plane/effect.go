@@ -27,7 +27,7 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return err
 }
 
-// endpointsOf returns the names of the two applications that changes alternate between.
+// endpointsOf returns the names of the two applications between which changes of effectService alternate.
 func endpointsOf(s *kind.Setup) (names [2]string, err error) {
 	n := 0
 	for _, name := range slices.Sorted(maps.Keys(s.Applications)) {
@@ -37,7 +37,7 @@ func endpointsOf(s *kind.Setup) (names [2]string, err error) {
 		}
 	}
 	if n < 2 || s.Applications[names[0]].Options["body"] == s.Applications[names[1]].Options["body"] {
-		return names, fmt.Errorf("%s need two applications of kind http whose body differs, to see which of them answers",
+		return names, fmt.Errorf("%s need two applications of kind http whose body differs, to distinguish their answers",
 			envoysKey)
 	}
 	return names, nil

@@ -1,5 +1,5 @@
-// Package plane is a subject: a control plane, with a generated mesh, for a fleet of proxies (package fleet). It is
-// this project's control plane, or another for comparison.
+// Package plane is the subject "controlplane": a control plane with a generated mesh, for a fleet of proxies (package
+// fleet). The control plane is Tare's own, or another for comparison.
 package plane
 
 import (
@@ -63,11 +63,11 @@ var settings = []param.Setting{
 		Phrase: map[string]string{"": "in a mesh of {} services", "1": "in a mesh of one service"},
 		Doc:    "services of the mesh; proxy i serves service i modulo their number"},
 	{Name: callsKey, Type: param.TypeCount, Default: "10", Max: fleet.MaxServices,
-		Phrase: map[string]string{"0": "where each is told of all services"},
+		Phrase: map[string]string{"0": "where each gets all services"},
 		Doc:    "services that a proxy may call and gets; 0: all"},
 	{Name: mtlsKey, Type: param.TypeSwitch, Default: "false",
 		Phrase: map[string]string{"true": "with mutual TLS"},
-		Doc:    "proxies connect by certificates, which they get too"},
+		Doc:    "proxies connect with certificates, and also get them as resources"},
 	{Name: programKey, Type: param.TypeWord, Default: programTare,
 		Words:  []string{programTare, programSnapshot, programIstiod},
 		Phrase: map[string]string{programSnapshot: "by go-control-plane's snapshot cache", programIstiod: "by istiod"},
@@ -87,9 +87,9 @@ var settings = []param.Setting{
 		Doc: "Envoys beside the light proxies; every fourth change moves a service that they call between the " +
 			"first two applications of kind http, whose `body` must differ"},
 	{Name: envoyKey, Type: param.TypeText, Reach: param.ReachCommand, Default: "envoy",
-		Doc: "their program, by path or name"},
+		Doc: "Envoy's program, by path or name"},
 	{Name: effectKey, Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "these applications, ADDRESS=BODY,ADDRESS=BODY; set by an experiment"},
+		Doc: "the two applications of `envoys`, as ADDRESS=BODY,ADDRESS=BODY; set by an experiment"},
 	{Name: credentialsKey, Type: param.TypeText, Reach: param.ReachFile,
 		Doc: "directory of the proxies' credentials; an experiment makes one"},
 }
@@ -261,7 +261,7 @@ type within struct {
 		SetEndpoints(ctx context.Context, of map[string][]proxyconfig.Endpoint) (int64, error)
 	}
 	l    net.Listener
-	work func(context.Context) error // in addition to serving
+	work func(context.Context) error // runs while the plane serves, and returns when ctx ends
 }
 
 // tare makes this project's control plane.
@@ -328,7 +328,7 @@ func (p *within) close() error {
 	return nil
 }
 
-// meshOf returns the configuration of a shape.
+// meshOf returns the configuration of the mesh: its services, its proxies, and the Envoys.
 func (o options) meshOf() *proxyconfig.Config {
 	c := &proxyconfig.Config{}
 	if o.Calls > 0 {
@@ -362,7 +362,7 @@ func endpoints(service, change int) []proxyconfig.Endpoint {
 	return []proxyconfig.Endpoint{{Address: fleet.Endpoint(service, change).String()}}
 }
 
-// serve listens, calls ready, and serves until ctx ends.
+// serve starts the control plane, calls ready, and serves proxies and requests for changes until ctx ends.
 func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err error) {
 	for range o.envoys {
 		r, err := process.Reserve(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
@@ -425,7 +425,7 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 	})
 }
 
-// write writes the credentials of each service's proxies.
+// write writes the credentials of each service's proxies into a directory named after the service.
 func (o options) write(p *controlplane.Plane, m *proxyconfig.Mesh) error {
 	for i := range min(o.Services, o.Proxies) {
 		c, err := p.Authority().Credentials(m.Identity(fleet.NodeID(i)))

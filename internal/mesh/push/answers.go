@@ -56,7 +56,7 @@ func (p *prose) pushed(t *analysis.Table) {
 	whole, since := "push_usable", "the control plane sent it"
 	usable := p.taken(whole)
 	if usable == "" { // the control plane does not report when it sent the change
-		whole, since = "push", "the control plane was told"
+		whole, since = "push", "the control plane got it"
 		usable = p.taken(whole)
 	}
 	if usable == "" {

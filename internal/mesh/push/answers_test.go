@@ -79,7 +79,7 @@ func TestPushAnswers(t *testing.T) {
 		func(string, map[string]string) map[string]float64 {
 			return map[string]float64{"push_seconds": 0.15, "push_max_seconds": 0.2}
 		})
-	want := regexp.MustCompile(`^A change, sized \(baseline\): a new connection shows it 15\d ms .*after the control plane was told, and 2\d\d ms after at the latest`)
+	want := regexp.MustCompile(`^A change, sized \(baseline\): a new connection shows it 15\d ms .*after the control plane got it, and 2\d\d ms after at the latest`)
 	if got := unsaid.Answers[0].Answer; !want.MatchString(got) {
 		t.Error(got)
 	}

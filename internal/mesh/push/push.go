@@ -87,7 +87,7 @@ type Push struct {
 	seen   []int // by service: the last change that its connections showed
 	random *rand.Rand
 	thread *pace.Thread
-	tries  int // since the last garbage collection
+	tries  int // the number of connections tried since the last garbage collection
 }
 
 // Prepare connects to the mesh, and waits until connections to all services show their endpoints.
@@ -175,10 +175,10 @@ func (p *Push) sleep(ctx context.Context, until int64) error {
 	return err
 }
 
-// reached is what a connection to a service has reached.
+// reached describes the peer that a connection to a service has reached.
 type reached struct {
 	peer   netip.AddrPort
-	ok     bool // an endpoint of the service
+	ok     bool // the peer is an endpoint of the service
 	change int  // the change that added the endpoint
 }
 
@@ -330,10 +330,12 @@ func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return w.result(cpu)
 }
 
-// keptWaiting is how long the load still waits for the mesh's answer after it has given up on a change.
+// keptWaiting is how long the load waits for the mesh's answer to a change after it has given up waiting for
+// connections to show the change.
 const keptWaiting = time.Second
 
-// enoughTries is the number of tries after which garbage is collected. Each try leaves about 200 bytes of garbage.
+// enoughTries is the number of tries after which the load collects garbage, before it makes the next change. Each try
+// leaves about 200 bytes of garbage.
 const enoughTries = 200_000
 
 // what returns the next service to change, or services.All.
@@ -389,8 +391,8 @@ func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) er
 }
 
 // notYet reports whether a connection failed in a way that is expected while the data plane has no configuration or no
-// endpoint: the connection was refused, or closed without an answer, or went to the service's own address, to which
-// there may be no route, and which may not answer in time. Cilium and Calico refuse with EPERM
+// endpoint. The connection may have been refused, or closed without an answer. It may also have gone to the service's
+// own address, to which there may be no route, and which may not answer in time. Cilium and Calico refuse with EPERM
 // (github.com/cilium/cilium/issues/45184, github.com/projectcalico/felix/pull/3069).
 func (p *Push) notYet(err error) bool {
 	for _, e := range []error{unix.ECONNREFUSED, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINPROGRESS, errNoAnswer} {
@@ -460,8 +462,8 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 		failed = began
 		if now > late {
 			return seen, fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(),
-				"see what the data plane says of its control plane", "connections to service %d have not shown a change in %v", i,
-				p.o.Patience)
+				"see what the data plane logs about its control plane",
+				"connections to service %d have not shown a change in %v", i, p.o.Patience)
 		}
 		// A change that takes long is looked for less often: tries cost CPU time, and a resolution of 2 % is enough.
 		if err := p.sleep(ctx, began+max(int64(p.o.Interval), (now-asked)/50)); err != nil {

@@ -9,7 +9,7 @@ import (
 var Settings = []param.Setting{
 	{Name: "what", Type: param.TypeWord, Default: One, Words: Whats,
 		Phrase: map[string]string{One: "of one service", All: "of all services at once"},
-		Doc:    "what a change is of: a random service, or all at once"},
+		Doc:    "what each change affects: a random service, or all services at once"},
 	{Name: "interval", Type: param.TypeDuration, Default: DefaultInterval.String(),
 		Min: MinInterval.Seconds(), Max: MaxInterval.Seconds(),
 		Doc: "time between two connections until a change is seen"},
@@ -29,9 +29,9 @@ const keyName = "key"
 // processSettings are settings of the process besides those in specs.
 var processSettings = []param.Setting{
 	{Name: meshKey, Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "address at which the mesh takes changes, host:port; 'tare app mesh' prints it"},
+		Doc: "address at which the mesh accepts changes, host:port; 'tare app mesh' prints it"},
 	{Name: keyName, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "what the mesh demands of those who ask, if anything"},
+		Doc: "key that the mesh requires with each request, if any"},
 	kind.SeedSetting,
 }
 

@@ -162,8 +162,8 @@ func flushVerdict(s *analysis.Summary, t *analysis.Table) analysis.Answer {
 	return p.Answer()
 }
 
-// scaleAnswers returns an answer for each store: the cost of a lookup, memory and start-up at the ends of the scale,
-// compared with the baseline.
+// scaleAnswers returns an answer for each store: the time of a lookup at the first and the last level, compared with
+// the baseline, and memory and start-up at the last level.
 func scaleAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	if s.Baseline == "" || len(t.Levels) == 0 {
 		return nil

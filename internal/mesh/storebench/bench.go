@@ -25,10 +25,11 @@ const Generator = "store"
 
 // The names of histograms.
 const (
-	// FlushTime is the time of one change: from when its input (Options.From) is there until programs find the change and
-	// the store is ready for the next one. It includes decoding, if the input is encoded.
-	FlushTime  = "flush"
-	LookupTime = "lookup" // time of one query: the mean over the queries of one call into the kernel
+	// FlushTime holds the time of each change, from when its input (Options.From) is available until programs find the
+	// change and the store is ready for the next one. It includes decoding, if the input is encoded.
+	FlushTime = "flush"
+	// LookupTime holds the time of one query for each call into the kernel: the mean over the queries of the call.
+	LookupTime = "lookup"
 )
 
 // The names of counts in the result. All cover the measured window, except OpenSeconds and FillSeconds. Times are in
@@ -46,8 +47,8 @@ const (
 	// LookupMiddle is the time of one query: the mean over the middle half of the calls, so that interrupted calls do not
 	// count.
 	LookupMiddle = "lookup_seconds"
-	// LookupFirst is the same mean for the first query of a random service, after many queries of the previous service. It
-	// includes the call into the kernel.
+	// LookupFirst is the mean, over the middle half, of the times of first queries of a random service, after many queries
+	// of the previous service. Each is measured by a separate call into the kernel.
 	LookupFirst = "lookup_first_seconds"
 	OpenSeconds = "open_seconds" // time to open the empty store
 	FillSeconds = "fill_seconds" // time to add the services, as one change
@@ -55,8 +56,8 @@ const (
 
 const (
 	// resident is the maximum number of flushed resources in the store. A design that takes a quarter of a second for each
-	// resource would take too long to add 64 of them, so prepare adds at least one resource, and then stops once a time
-	// limit has passed (enough).
+	// resource would take too long to add 64 of them, so prepare stops early once it has added one and the time limit
+	// enough has passed.
 	resident = 64
 	enough   = 20 * time.Millisecond
 
@@ -128,7 +129,7 @@ func (b *Bench) prepareLookups() (err error) {
 	}
 	for i := range b.o.Services {
 		if a := b.ask.Ask(question(i), rand.Uint64()); a.Verdict != mesh.Accept {
-			return fmt.Errorf("store %s answers %v for service %d, which it was given", b.o.Store, a.Verdict, i)
+			return fmt.Errorf("store %s answers %v for service %d, which it holds", b.o.Store, a.Verdict, i)
 		}
 	}
 	return nil
@@ -164,7 +165,7 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 }
 
 // flush makes the change that kind(i) returns. If measured is set, the change counts unless it begins in the warm-up.
-// It returns false if no change was made, because of an error or because the time is over.
+// more is false if no change was made, because of an error, or because the window or ctx has ended.
 func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Change, error), i int,
 	measured bool) (more bool, err error) {
 	began := pace.Now()
@@ -196,8 +197,7 @@ func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change
 	return true, nil
 }
 
-// prepare adds resources without measuring, and returns how many it added. Its second result is false if no time is
-// left or an error occurs, as in flush.
+// prepare adds resources without measuring, and returns how many it added. more is as in flush.
 func (b *Bench) prepare(ctx context.Context, w *window) (n int, more bool, err error) {
 	for enough := pace.Now() + int64(enough); n < resident; n++ {
 		if n > 0 && pace.Now() >= enough {
@@ -258,7 +258,7 @@ type window struct {
 	load.Tally
 	begin, end int64
 	times      *hdrhistogram.Histogram
-	first      *hdrhistogram.Histogram // first lookups of a service; the result has only their LookupFirst
+	first      *hdrhistogram.Histogram // times of first queries of a service, ns; only LookupFirst is in the result
 	spent      int64                   // ns in flushes
 	work       store.Work
 }
@@ -269,7 +269,7 @@ func newWindow(begin, end int64, times string) *window {
 	return w
 }
 
-// over reports whether no further operation may begin. At least one must have been counted.
+// over reports whether no further operation may begin: the window has ended, and at least one operation was counted.
 func (w *window) over(now int64) bool { return now >= w.end && w.Done > 0 }
 
 func (w *window) add(began, ended int64, work store.Work) {

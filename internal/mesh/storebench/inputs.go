@@ -20,12 +20,12 @@ import (
 )
 
 // inputs holds the changes to flush, as decoded changes and as bytes on the wire. They are made in advance, because
-// only their decoding and the store's work are measured. A removal is a name in both forms.
+// only their decoding and the store's work are measured. A removal consists of a name, so it has no encoded form.
 type inputs struct {
 	sets    [2][resident]mesh.Change // two contents for each name
 	wire    [2][resident][]byte      // the same as encoded xDS resources; unused for the decoded form
 	removes [resident]mesh.Change
-	decode  func([]byte) (mesh.Change, error)
+	decode  func([]byte) (mesh.Change, error) // nil for the decoded form
 }
 
 func newInputs(o Options) (*inputs, error) {

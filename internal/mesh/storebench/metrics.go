@@ -37,8 +37,8 @@ var metrics = []measured.Metric{
 		"Bytes of keys and values that a flush hands to the kernel or stores into mapped memory."),
 	timed(metric.Definition{
 		Name: "lookup_seconds", Rank: metric.RankWork, Family: "lookup", Headline: true,
-		How: "Time of one lookup of a service by a program in the kernel (BPF_PROG_TEST_RUN), with running the program " +
-			"and reading the question, in a store that does not change. A call is the mean of 1,000 runs with one " +
+		How: "Time of one lookup of a service by a program in the kernel (BPF_PROG_TEST_RUN), including the time to run " +
+			"the program and to read the question, in a store that does not change. A call is the mean of 1,000 runs with one " +
 			"random service; this is the mean of the middle half of the calls.",
 	}, measured.WorkCount(LookupMiddle)),
 	timed(metric.Definition{

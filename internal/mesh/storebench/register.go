@@ -21,7 +21,7 @@ type guest struct{}
 func (guest) About() kind.About {
 	return kind.About{
 		Name:     "store",
-		Summary:  "a store of mesh configuration in BPF maps, by design, which flushes changes as fast as it goes",
+		Summary:  "a store of mesh configuration in BPF maps, by design, which flushes changes as fast as it can",
 		Settings: Settings,
 		Label:    "store",
 		Alone: &kind.Alone{Warmup: 200 * time.Millisecond, Duration: 2 * time.Second, Examples: []string{

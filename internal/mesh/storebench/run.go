@@ -12,7 +12,7 @@ import (
 	"tare/internal/lib/self"
 )
 
-// Ready is the content of the ready message. Of the store's kernel objects, it lists only the maps.
+// Ready is the content of the ready message. It lists the store's maps, but no programs.
 type Ready struct {
 	kind.Objects
 	Store  string `json:"store"`

@@ -64,7 +64,7 @@ struct cluster_counters {
 /* The outcomes of the runs of one program; each run has one outcome. */
 struct program_counters {
 	__u64 passed;       /* nothing matched; left unchanged */
-	__u64 matched;      /* acted: rewrote an address or counted a connection */
+	__u64 matched;      /* rewrote an address, or counted a connection */
 	__u64 no_endpoint;  /* refused: nothing can serve the matching service */
 	__u64 denied;       /* by RBAC */
 	__u64 overflow;     /* refused: the cluster has reached its limit of open connections */
@@ -126,7 +126,7 @@ enum program {
 	PROGRAMS,
 };
 
-/* A max_entries of 1 is replaced at load time, except for km_state. */
+/* The loader replaces each max_entries of 1, except that of km_state. */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -48,7 +48,7 @@ func New(ctx context.Context, m *proxyconfig.Mesh) (*Plane, error) {
 	return p, nil
 }
 
-// Serve serves at l until Close.
+// Serve answers at l until Close. It closes l.
 func (p *Plane) Serve(l net.Listener) error { return p.server.Serve(l) }
 
 // Close ends all streams.
