@@ -27,7 +27,7 @@ type Files struct {
 // NewFiles returns the files at a path.
 func NewFiles(path string) *Files { return &Files{path, proxyconfig.NewReader(path), stampOf(path)} }
 
-// Read reads the files. Its error says where they are wrong. Calls must not overlap.
+// Read reads the files. If one is invalid, the error says where. Calls must not overlap.
 func (f *Files) Read() (*proxyconfig.Mesh, error) { return f.reader.Read() }
 
 // Watch checks the files ten times a second until ctx ends. It calls changed() whenever they differ from what they were
@@ -59,8 +59,8 @@ func (f *Files) Watch(ctx context.Context, changed func() error) error {
 	}
 }
 
-// stampOf returns a summary of the files at a path, which differs after every change. A directory has a line for each
-// file; a single file has no newline.
+// stampOf returns a summary of the files at a path, which differs after every change. The summary of a directory has a
+// line for each file; the summary of a single file contains no newline.
 func stampOf(path string) string {
 	stamp := func(name string) string {
 		var s unix.Stat_t

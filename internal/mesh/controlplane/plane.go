@@ -134,7 +134,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	return p, nil
 }
 
-// key returns the key of a stream's node. The peer must have the node's identity.
+// key implements ads.Options.Key. If the mesh has certificates, the peer must have the node's identity.
 func (p *Plane) key(ctx context.Context, id string) (string, error) {
 	p.mu.Lock()
 	mesh, shared := p.mesh, p.shared
@@ -153,8 +153,8 @@ func (p *Plane) key(ctx context.Context, id string) (string, error) {
 	return p.keyOf(mesh, id), nil
 }
 
-// check returns an error if a stream's certificate has expired or its root is no longer trusted. Without this check, a
-// peer with a stolen key would receive renewed keys while its stream is open.
+// check implements ads.Options.Check: it returns an error if a stream's certificate has expired, or if its root is no
+// longer trusted. Without this check, a peer with a stolen key would receive renewed keys while its stream is open.
 func (p *Plane) check(ctx context.Context) error {
 	if _, err := p.authority.Identity(ctx); err != nil {
 		return status.Error(codes.Unauthenticated, err.Error())

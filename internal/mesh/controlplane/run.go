@@ -25,7 +25,7 @@ type Ready struct {
 	Clusters  int    `json:"clusters"`
 	Endpoints int    `json:"endpoints"`
 	Listeners int    `json:"listeners"`
-	Proxies   int    `json:"proxies,omitempty"` // if each gets its own resources; the counts above are then 0
+	Proxies   int    `json:"proxies,omitempty"` // number of proxies of the mesh; if above 0, the counts above are 0
 	// Credentials is the directory with each proxy's bootstrap and certificate (PlaneOptions.Credentials).
 	Credentials string `json:"credentials,omitempty"`
 	Admin       string `json:"admin,omitempty"` // host:port of /metrics and /changes
@@ -307,7 +307,7 @@ func (p *Plane) reload(ctx context.Context, from *Files) string {
 	return from.path + ": " + r.String()
 }
 
-// count fills in the numbers of resources.
+// count fills in the number of proxies or, in a mesh without proxies, the numbers of resources.
 func (p *Plane) count(r *Ready) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

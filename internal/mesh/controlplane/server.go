@@ -33,7 +33,7 @@ type Options struct {
 	ads.Options // Key returns the key (see SetAll) of a data plane
 	// Idle is how long a connection may stay open without a stream; default DefaultIdle.
 	Idle time.Duration
-	// Credentials are the server's; nil: no TLS.
+	// Credentials secure the server's connections; nil: no TLS.
 	Credentials credentials.TransportCredentials
 	Server      []grpc.ServerOption // further options of the gRPC server
 }

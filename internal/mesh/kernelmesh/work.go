@@ -9,7 +9,7 @@ import (
 	"tare/internal/experiment/role"
 )
 
-// Worker does measured work in the data plane's process, by a schedule.
+// Worker does measured work in the data plane's process. Run is called once, and works by the schedule.
 type Worker interface {
 	Run(ctx context.Context, s role.Schedule) (*load.Result, error)
 }

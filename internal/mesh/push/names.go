@@ -16,7 +16,7 @@ const (
 	// transport.
 	Sent   = "push_sent"
 	Usable = "push_usable" // from the end of Sent until a new connection to each changed service shows it
-	Whole  = "push"        // the sum: from when the control plane got the change until connections show it
+	Whole  = "push"        // Sent and Usable together: from when the control plane got the change
 	// Accepted is the time from when the change was sent to a cluster's API server until the server had accepted it.
 	Accepted = "push_accepted"
 	// Gap is the time from the last try that did not show the change to the try that did. Usable can be too long by up to

@@ -84,7 +84,7 @@ type Ready struct {
 type Push struct {
 	o      Options
 	mesh   *services.Client
-	seen   []int // by service: the last change that its connections showed
+	seen   []int // the number of the last change that connections showed, by service
 	random *rand.Rand
 	thread *pace.Thread
 	tries  int // the number of connections tried since the last garbage collection
@@ -124,7 +124,7 @@ func (p *Push) Close() error { return errors.Join(p.mesh.Close(), p.thread.Close
 // Ready describes the load.
 func (p *Push) Ready() Ready { return Ready{p.o.What, len(p.seen)} }
 
-// wait waits until all services show endpoints.
+// wait waits until connections to each service have reached one of its endpoints. It gives up after Options.Patience.
 func (p *Push) wait(ctx context.Context) error {
 	late := pace.Now() + int64(p.o.Patience)
 	for i := 0; i < len(p.seen); {
@@ -346,7 +346,8 @@ func (p *Push) what() int {
 	return p.random.IntN(len(p.seen))
 }
 
-// turn makes one change, waits until it is seen, and then pauses.
+// turn makes one change of a service (or services.All), waits until it is seen, and then pauses. If counts is set, it
+// adds the measurements to w.
 func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) error {
 	asked := pace.Now()
 	if err := p.mesh.Ask(service); err != nil {
@@ -414,7 +415,7 @@ func lastFirst(n int) []int {
 	return order
 }
 
-// sight records when a change was seen.
+// sight records when connections showed a change.
 type sight struct {
 	at  int64 // when a connection that showed it was complete, ns by pace.Now
 	gap int64 // ns from the start of the last try without it until at; if there is none, from the start of the first try

@@ -25,7 +25,7 @@ type kind struct {
 	stage stage
 	rank  int  // within a stage, lower ranks are sent first
 	whole bool // state of the world: a response has all resources; those that are missing are removed
-	roots bool // a request without names means all
+	roots bool // a request without names subscribes to all resources of the type
 	late  bool // removals are sent in the last stage, when no other resource refers to them any more
 }
 

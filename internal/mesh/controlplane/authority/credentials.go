@@ -79,7 +79,7 @@ func (c Credentials) WriteFiles(dir string) error {
 // pair returns the content of IdentityFile.
 func (c Credentials) pair() []byte { return append(bytes.Clone(c.Chain), c.Key...) }
 
-// ReadFiles reads what WriteFiles wrote.
+// ReadFiles reads the files that WriteFiles writes. The same conditions apply to the directory.
 func ReadFiles(dir string) (Credentials, error) {
 	d, err := openPrivate(dir)
 	if err != nil {

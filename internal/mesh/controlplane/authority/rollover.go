@@ -32,7 +32,7 @@ func (t *trust) stage() Stage {
 type Rollover struct {
 	Stage   Stage    `json:"stage"`
 	Issuing string   `json:"issuing"` // the root that signs: the first 8 bytes of its key identifier, in hexadecimal
-	Trusted []string `json:"trusted"` // all trusted roots, likewise
+	Trusted []string `json:"trusted"` // all trusted roots, in the same form
 	// Pending is the number of identities whose certificate was signed by the old root, and which Run has yet to replace.
 	Pending int `json:"pending"`
 	// SafeAt is when the next step becomes safe for agents, which get roots when they renew. It is in the past if no agent

@@ -24,7 +24,7 @@ const (
 	methodName  = "/" + serviceName + "/" + callName
 )
 
-// request is IstioCertificateRequest.
+// request holds the fields of an IstioCertificateRequest.
 type request struct {
 	csr          string // PEM
 	subject      string // optional: the requested identity

@@ -57,9 +57,9 @@ type Endpoint struct {
 	Zone     string `json:"zone" yaml:"zone"`
 }
 
-// Route is a set of requests, and where they go.
+// Route directs the requests that Match selects to services.
 type Route struct {
-	Name    string            `json:"name" yaml:"name"` // access lists refer to it
+	Name    string            `json:"name" yaml:"name"` // by which access lists refer to the route
 	Match   Match             `json:"match" yaml:"match"`
 	To      map[string]uint32 `json:"to" yaml:"to"`           // services and their weights; default: the service itself
 	Timeout string            `json:"timeout" yaml:"timeout"` // limit for the whole request, such as 2s; default: none
@@ -77,8 +77,8 @@ type Match struct {
 
 // Retries holds how often a request is retried, and after which failures.
 type Retries struct {
-	Attempts uint32 `json:"attempts" yaml:"attempts"` // besides the first one
-	// On are Envoy's names of failures, or status codes; default connect-failure and refused-stream.
+	Attempts uint32 `json:"attempts" yaml:"attempts"` // number of retries, after the first attempt
+	// On lists the failures, by Envoy's names or as status codes; default connect-failure and refused-stream.
 	On []string `json:"on" yaml:"on"`
 }
 

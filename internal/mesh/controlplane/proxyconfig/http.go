@@ -136,7 +136,7 @@ func (r *route) read() error {
 	return in("retries", r.Retries.check())
 }
 
-// printable reports whether a text can be part of a request.
+// printable reports whether a text is valid UTF-8 without control characters, so that it can be part of a request.
 func printable(text string) bool {
 	return utf8.ValidString(text) && strings.IndexFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f }) < 0
 }

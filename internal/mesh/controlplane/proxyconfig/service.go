@@ -52,12 +52,12 @@ type service struct {
 	protocol protocol
 	leads    []*service // services that its split and routes lead to, sorted by name
 	from     []*service // services that lead to it, in the order of the file
-	ids      []string   // SPIFFE IDs of its servers; empty: it is not in the mesh
+	ids      []string   // SPIFFE IDs of its servers; empty: they have none, and are called without TLS
 	grants   []grant    // who may call it, if restricted
 	callers  []string   // all identities in grants, or only anyone if every identity may call it
 	// restricted means that only granted callers may call it.
 	restricted bool
-	limited    bool // grants distinguish requests
+	limited    bool // an access list names routes, so access depends on requests
 	called     bool // some proxy calls it at an outbound address, or has an ingress for it
 	routes     []*route
 
@@ -270,7 +270,7 @@ func discover(c *clusterv3.Cluster, a *endpointv3.ClusterLoadAssignment, named b
 	return false
 }
 
-// ads returns the source of resources to which other resources refer by name.
+// ads returns the source from which a proxy gets resources that others name: the stream on which it gets those (ADS).
 func ads() *corev3.ConfigSource {
 	return &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3,
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}

@@ -47,7 +47,7 @@ const volatile __u32 km_ids = 1;
  */
 struct cluster {
 	__u64 open;   /* open connections in bits 0-31, the epoch in bits 32-63 */
-	__u64 opened; /* first SYN sent; this and the counts below continue over all epochs */
+	__u64 opened; /* connections whose first SYN was sent; this and the counts below continue over all epochs */
 	__u64 established;
 	__u64 closed; /* of the established connections */
 	__u64 failed; /* opened, but never established */
@@ -391,7 +391,7 @@ static __always_inline void add_flow(struct flows *f, const struct address *serv
 	bpf_spin_lock(&f->lock);
 #pragma clang loop unroll(disable)
 	for (i = 0; i < FLOWS; i++) {
-		/* A flow to the same endpoint, from before a change: replace it, and no other. */
+		/* If there is a flow to the same endpoint, from before a change, replace that one. */
 		if (!(differ(&f->flow[i].service, service) | differ(&f->flow[i].endpoint, &a->endpoint)))
 			f->flow[i].sent = 0;
 		if (f->flow[i].sent < oldest)
@@ -496,7 +496,7 @@ static __always_inline enum outcome do_connect(struct bpf_sock_addr *ctx, struct
 	c = bpf_map_lookup_elem(&km_clusters, &a.cluster);
 	if (c)
 		open = *(volatile __u64 *)&c->open;
-	/* sockops counts the connection only at its first SYN, so one on each CPU can pass this check at once. */
+	/* sockops counts a connection only at its first SYN, so connections on several CPUs can pass this check at once. */
 	if (a.max_connections && (__u32)open >= a.max_connections && q->protocol == IPPROTO_TCP) {
 		count_cluster(a.cluster, OVERFLOW);
 		return OVERFLOW;
@@ -586,8 +586,8 @@ static __always_inline enum outcome do_getpeername(struct bpf_sock_addr *ctx, st
 }
 
 /*
- * Sets *a to the source of a connection before it has a route: the address that the socket is bound to. If the socket
- * is not bound, or only to a port, the address is all zero.
+ * Sets *a to the source of a connection before it has a route: the IP address and the port that the socket is bound to.
+ * If the socket is bound to no IP address, that part is all zero; without a port, the port is 0.
  */
 static __always_inline void source4(struct bpf_sock_addr *ctx, __u32 ip, struct address *a)
 {

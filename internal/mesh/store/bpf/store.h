@@ -5,8 +5,8 @@
  *	static __always_inline enum verdict store_find(const struct question *q, struct answer *a);
  *
  * which answers one question. It sets a->cluster, and for ACCEPT the rest of *a. Callers must initialize all of *q and
- * *a, because global functions (Linux 5.12) get them. Programs run inside one RCU read-side section, so that memory
- * which they have found stays valid; how consistent its content is depends on the store.
+ * *a, which the verifier requires of arguments of global functions (Linux 5.12). Programs run inside one RCU read-side
+ * section, so memory that they have found stays valid; how consistent its content is depends on the store.
  *
  * Addresses have one form, of 16 bytes; an IPv4 address is IPv4-mapped IPv6 (::ffff:a.b.c.d).
  */
@@ -41,7 +41,7 @@ static __always_inline bool is_ipv4(const __u32 *ip)
 enum verdict { PASS, ACCEPT, REFUSE, DENY };
 
 struct question {
-	struct address from; /* all zero if the source is not known yet */
+	struct address from; /* the IP is all zero if the source is not known yet */
 	struct address to;
 	__u32 protocol; /* 6 TCP, 17 UDP */
 	__u32 zero;

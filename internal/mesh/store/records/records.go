@@ -23,7 +23,7 @@ import (
 // Class is a size class of records.
 type Class uint8
 
-// The classes, numbered as in keys. Large is for messages above 64 bytes. The supported configuration has none.
+// The classes, numbered as in keys. Large is for messages above 64 bytes, which no supported configuration has.
 const (
 	Message  Class = iota // 64 bytes, in the layout Sized
 	String                // 192 bytes
@@ -93,7 +93,8 @@ func (t *Tree) Len() int { return len(t.records) }
 // Class returns the class of a record other than the top.
 func (t *Tree) Class(record int32) Class { return t.records[record].class }
 
-// Bytes returns a record in its current state.
+// Bytes returns the content of a record, with the keys that SetKey has stored so far. It is valid until another tree is
+// built in t.
 func (t *Tree) Bytes(record int32) []byte {
 	r := t.records[record]
 	size := TopSize
@@ -402,7 +403,8 @@ func (t *Tree) Listener(l *mesh.Listener, rules []mesh.Rule) error {
 	return nil
 }
 
-// rules writes the rules that select chains.
+// rules adds the rules that select chains. If the first rule matches every connection, it only sets the chain of that
+// rule in the top.
 func (t *Tree) rules(top int32, rules []mesh.Rule) error {
 	if len(rules) > 0 && rules[0].MatchesAll() && rules[0].Chain >= 0 {
 		put(t.Bytes(top)[listenerFirst:], uint32(rules[0].Chain)+1)

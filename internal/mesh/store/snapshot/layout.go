@@ -16,9 +16,9 @@ import (
 //	root      a line with the generation, then a directory of branches of slots, then one of branches of buckets
 //	branch    two lines: 32 leaves
 //	leaf      a line: 16 slots, each with a cluster's line; or a bucket: up to 7 listeners and the next bucket's line
-//	cluster   half a line, then its endpoints as an alias table; the line of its name
-//	listener  a line, one for each rule, and alias tables of weighted clusters; the line of its name
-//	name      length, bytes
+//	cluster   half a line, which also has the line of its name, then its endpoints as an alias table
+//	listener  a line, which also has the line of its name, then a line for each rule, then alias tables of clusters
+//	name      its length, then its bytes
 //
 // In directories, branches and leaves, line 0 means none. Branches and leaves are small because a change copies one of
 // each. The copies are the cost of the change, and the old lines cannot be reused until programs have left them.

@@ -45,8 +45,8 @@ const mapName = askMapSsLines
 type Store struct {
 	mu     sync.Mutex // held by Apply and Close, because Close may be called during Apply
 	lines  *ebpf.Map
-	mem    []byte
-	m      words
+	mem    []byte  // the map's memory, for unmapping
+	m      words   // the same memory
 	root   *uint64 // the word that programs follow
 	seed   uint64
 	g      geometry

@@ -67,7 +67,7 @@ type values struct {
 	classes [nClasses]class
 
 	config   plan.Config[cluster, listener]
-	keys     map[plan.Address]*place // where listeners are; a place stays with its address when the listener there changes
+	keys     map[plan.Address]*place // the place of the listener at each address; another listener there takes it over
 	anywhere uint64                  // the number of listeners for any address, as in value_places[0]
 	// ids are the numbers of clusters that exist or that listeners name. The number that was freed first is reused first,
 	// so that its epoch wraps around as late as possible.

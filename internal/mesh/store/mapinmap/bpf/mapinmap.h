@@ -21,7 +21,7 @@ struct {
 		__uint(type, BPF_MAP_TYPE_ARRAY);
 		__uint(max_entries, 1);
 		__type(key, __u32);
-		__uint(value_size, MIM_VALUE); /* a type would be known only by its name */
+		__uint(value_size, MIM_VALUE); /* with __type, BTF would have only the type's name, not its size */
 	});
 } mim_records SEC(".maps");
 
