@@ -72,7 +72,7 @@ type Plane struct {
 	written map[string]string // what each proxy's files were made from: certificate chain, roots, address
 	overdue map[string]bool   // proxies whose files could not be written
 	bound   string            // address of the listener, host:port
-	told    map[string]part   // the part that each proxy got last, by the proxy's id
+	parts   map[string]part   // the part that each proxy got last, by the proxy's id
 }
 
 // part holds what a proxy of a mesh got last, without its secrets, and its identity at that time.
@@ -92,7 +92,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	}
 	p := &Plane{
 		o: o, retry: time.NewTimer(0), written: map[string]string{}, overdue: map[string]bool{},
-		told: map[string]part{},
+		parts: map[string]part{},
 	}
 	p.retry.Stop()
 	p.renewals.init()
@@ -192,7 +192,7 @@ func (p *Plane) keyOf(m *proxyconfig.Mesh, id string) string {
 func (p *Plane) proxies() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.told)
+	return len(p.parts)
 }
 
 // Serve answers at l until Close. It closes l.
@@ -294,7 +294,7 @@ func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 		return 0, fmt.Errorf("trust_domain: must stay %s while the control plane runs: restart it to change it",
 			p.authority.TrustDomain())
 	}
-	at, files, err := p.tell(ctx, m)
+	at, files, err := p.send(ctx, m)
 	if err != nil {
 		return 0, err
 	}
@@ -331,20 +331,20 @@ func (p *Plane) renew(ctx context.Context) error {
 			files = append(files, id)
 		}
 	}
-	told := p.tellSecrets(ctx, concerned)
-	if told != nil {
+	sent := p.sendSecrets(ctx, concerned)
+	if sent != nil {
 		p.renewals.putBack(ids, all)
-		told = fmt.Errorf("certificates could not be replaced: %w", told)
+		sent = fmt.Errorf("certificates could not be replaced: %w", sent)
 	}
 	written := p.write(files)
-	if written != nil && told == nil {
+	if written != nil && sent == nil {
 		written = &FilesError{written}
 	}
-	return errors.Join(told, written)
+	return errors.Join(sent, written)
 }
 
-// tellSecrets sends some proxies their current certificates and roots. The caller must hold mu.
-func (p *Plane) tellSecrets(ctx context.Context, ids []string) error {
+// sendSecrets sends some proxies their current certificates and roots. The caller must hold mu.
+func (p *Plane) sendSecrets(ctx context.Context, ids []string) error {
 	some := make(map[string][]*tlsv3.Secret, len(ids))
 	var errs []error
 	for _, id := range ids {
@@ -376,9 +376,9 @@ func (p *Plane) own(m *proxyconfig.Mesh, id string) (Resources, error) {
 	return own, nil
 }
 
-// tell sends each proxy of a mesh what concerns it, and forgets identities that are no longer in use. It skips proxies
+// send sends each proxy of a mesh what concerns it, and forgets identities that are no longer in use. It skips proxies
 // whose part is unchanged, and returns the ids of all others. The caller must hold mu.
-func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []string, err error) {
+func (p *Plane) send(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []string, err error) {
 	proxies := m.Proxies()
 	if len(proxies) == 0 {
 		r, err := m.Shared()
@@ -387,19 +387,19 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []
 		}
 		if at, err = p.server.Set(ctx, r); err == nil { // this removes the keys of proxies
 			p.shared = true
-			clear(p.told)
+			clear(p.parts)
 		}
 		return at, nil, err
 	}
 	some := map[string]View{}
-	told := make(map[string]part, len(proxies))
+	parts := make(map[string]part, len(proxies))
 	for _, id := range proxies {
 		now, err := m.Part(id)
 		if err != nil {
 			return 0, nil, err
 		}
-		told[id] = part{now, m.Identity(id)}
-		if before, was := p.told[id]; was && before == told[id] {
+		parts[id] = part{now, m.Identity(id)}
+		if before, was := p.parts[id]; was && before == parts[id] {
 			continue
 		}
 		own, err := p.own(m, id)
@@ -409,7 +409,7 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []
 		some[p.keyOf(m, id)] = View{Common: now.Common, Own: own}
 		ids = append(ids, id)
 	}
-	gone := p.gone(told)
+	gone := p.gone(parts)
 	if p.shared || p.mesh == nil {
 		at, err = p.server.SetAll(ctx, some)
 	} else {
@@ -419,15 +419,15 @@ func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []
 		return 0, nil, err
 	}
 	if len(gone) > 0 {
-		p.forget(told)
+		p.forget(parts)
 	}
-	p.shared, p.told = false, told
+	p.shared, p.parts = false, parts
 	return at, ids, nil
 }
 
 // gone returns the keys of proxies that no longer exist, or whose identity has changed.
 func (p *Plane) gone(now map[string]part) (keys []string) {
-	for id, before := range p.told {
+	for id, before := range p.parts {
 		if after, stays := now[id]; !stays || p.authority != nil && after.identity != before.identity {
 			keys = append(keys, p.keyOf(p.mesh, id))
 		}
@@ -444,7 +444,7 @@ func (p *Plane) forget(now map[string]part) {
 	for _, t := range now {
 		stay[t.identity] = true
 	}
-	for _, t := range p.told {
+	for _, t := range p.parts {
 		if !stay[t.identity] {
 			p.authority.Forget(t.identity)
 		}

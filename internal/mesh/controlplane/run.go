@@ -240,7 +240,7 @@ func (p *Plane) obey(ctx context.Context, conn *role.Conn) error {
 		for ctx.Err() == nil {
 			m, err := conn.Receive()
 			if err == nil {
-				err = p.said(ctx, m, conn)
+				err = p.handle(ctx, m, conn)
 			}
 			if err != nil {
 				ended <- err
@@ -259,8 +259,8 @@ func (p *Plane) obey(ctx context.Context, conn *role.Conn) error {
 	}
 }
 
-// said carries out one message from the parent.
-func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) (err error) {
+// handle carries out one message from the parent.
+func (p *Plane) handle(ctx context.Context, m role.Message, conn *role.Conn) (err error) {
 	var d Done
 	switch m.Event {
 	default:
@@ -276,7 +276,7 @@ func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) (err 
 			d.Time, err = p.SetEndpoints(ctx, of)
 		}
 	}
-	if _, told := errors.AsType[*FilesError](err); told {
+	if _, files := errors.AsType[*FilesError](err); files {
 		return conn.Fail(fault.Wrap(err, fault.CodeOf(err), m.Event, filesHint, "the configuration is in use"))
 	}
 	if err != nil {
@@ -294,7 +294,7 @@ func (p *Plane) reload(ctx context.Context, from *Files) string {
 	if err == nil {
 		_, err = p.Set(ctx, m)
 	}
-	if _, told := errors.AsType[*FilesError](err); told {
+	if _, files := errors.AsType[*FilesError](err); files {
 		return fmt.Sprintf("%s: %s; %s", from.path, err, filesHint)
 	}
 	var r Ready

@@ -54,7 +54,7 @@ type Server struct {
 	interned ads.Interned
 
 	mu      sync.Mutex
-	last    map[string]told
+	last    map[string]content
 	commons map[*Resources]*common // the common resources that at least one key has
 }
 
@@ -64,8 +64,8 @@ type View struct {
 	Own    Resources
 }
 
-// told holds what was last set for a key.
-type told struct {
+// content holds what was last set for a key.
+type content struct {
 	common *Resources
 	tables tables
 }
@@ -84,7 +84,7 @@ const everyone = ""
 
 // New makes a server without resources. It sends no response before the first Set.
 func New(o Options) *Server {
-	s := &Server{last: map[string]told{}, commons: map[*Resources]*common{}}
+	s := &Server{last: map[string]content{}, commons: map[*Resources]*common{}}
 	s.ads = ads.New(o.Options)
 	pings := keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}
 	idle := keepalive.ServerParameters{MaxConnectionIdle: cmp.Or(o.Idle, DefaultIdle)}
@@ -157,7 +157,7 @@ func (s *Server) change(some map[string]View, gone []string) (int64, error) {
 		}
 		return r, err
 	}
-	next := make(map[string]told, len(some))
+	next := make(map[string]content, len(some))
 	added := map[*Resources]tables{}
 	for key, v := range some {
 		last := s.last[key]
@@ -165,7 +165,7 @@ func (s *Server) change(some map[string]View, gone []string) (int64, error) {
 		if err == nil {
 			var own tables
 			if own, err = ownTables(shared, v.Own, last.tables, e); err == nil {
-				next[key] = told{v.Common, own}
+				next[key] = content{v.Common, own}
 			}
 		}
 		if err != nil {
@@ -289,7 +289,7 @@ func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) 
 	called := pace.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	next := make(map[string]told, len(some))
+	next := make(map[string]content, len(some))
 	for key, secrets := range some {
 		last, known := s.last[key]
 		if !known {
@@ -307,7 +307,7 @@ func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) 
 		if err != nil {
 			return fmt.Errorf("for %q: %w", nodeOf(key), err)
 		}
-		next[key] = told{last.common, t}
+		next[key] = content{last.common, t}
 	}
 	for key, t := range next {
 		s.ads.Set(key, ads.View{Tables: t.tables, Since: called})

@@ -132,7 +132,8 @@ type worked struct {
 	err    error
 }
 
-// serve serves until ctx or the input ends, and then ends everything that it has started.
+// serve serves until ctx or the input ends. It then ends the client of the control plane and the work, if they run, and
+// waits for both.
 func (r *running) serve(ctx context.Context, hup <-chan os.Signal) (err error) {
 	inner, stop := context.WithCancel(ctx)
 	started, ended := make(chan role.Schedule, 1), make(chan error, 1)
@@ -235,7 +236,7 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 			return err
 		},
 		OnEvent: func(e xds.Event) {
-			both := r.gate.hears(e)
+			both := r.gate.record(e)
 			if shut {
 				r.gate.look(c, &r.shared)
 			}
@@ -291,8 +292,8 @@ type gate struct {
 // (initial_fetch_timeout).
 const routesTimeout = 15 * time.Second
 
-// hears records clusters and listeners, and reports whether both have been received.
-func (g *gate) hears(e xds.Event) bool {
+// record records clusters and listeners, and reports whether both have been received.
+func (g *gate) record(e xds.Event) bool {
 	switch e.Kind {
 	case xds.Clusters:
 		g.heard[0].Store(true)

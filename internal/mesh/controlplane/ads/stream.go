@@ -340,7 +340,7 @@ func (s *stream) next(now int64) *response {
 				s.lookAt(sub.at + int64(s.server.o.Patience))
 				continue
 			}
-			if n := sub.tell(at, table, s.delta); n != nil {
+			if n := sub.advance(at, table, s.delta); n != nil {
 				return s.response(sub, n, view)
 			}
 		}
@@ -405,7 +405,7 @@ func (s *stream) response(sub *subscription, n *news, view *View) *response {
 	}
 	r.encode(s.delta, version, n.resources, n.removed)
 	sub.sends(r.flight)
-	if sub.told = int64(r.parts[0].Len()); n.asked {
+	if sub.head = int64(r.parts[0].Len()); n.asked {
 		s.debt.Add(int64(r.parts.Len()))
 	}
 	return r

@@ -25,7 +25,7 @@ type subscription struct {
 	doubt []*Resource     // resources of refused responses: some may have been applied
 
 	nonce   string    // of the last response
-	told    int64     // bytes of the last response, except its resources; 0 once it is answered
+	head    int64     // bytes of the last response, except its resources; 0 once it is answered
 	at      int64     // when the last response left, ns by pace.Now
 	flights []*flight // the last responses that are not answered, the oldest first; at most mostFlights
 }
@@ -77,13 +77,13 @@ func (s *subscription) answer(r *request) *flight {
 		s.doubt = with(s.doubt, f.changed)
 	}
 	if s.flights = slices.Delete(s.flights, 0, i+1); len(s.flights) == 0 {
-		s.flights, s.told = nil, 0
+		s.flights, s.head = nil, 0
 	}
 	return f
 }
 
 // keeps returns the bytes that the subscription takes and does not share.
-func (s *subscription) keeps() int64 { return s.names.own + s.owing + s.stubs + s.told }
+func (s *subscription) keeps() int64 { return s.names.own + s.owing + s.stubs + s.head }
 
 // owe marks a name to be sent. now is the current table.
 func (s *subscription) owe(name string, asked bool, now *Table) {
@@ -261,8 +261,8 @@ type news struct {
 	asked     bool        // some of it was requested
 }
 
-// tell advances a subscription to a table, as far as the stage allows, and returns what to send, or nil.
-func (s *subscription) tell(at stage, now *Table, delta bool) *news {
+// advance advances a subscription to a table, as far as the stage allows, and returns what to send, or nil.
+func (s *subscription) advance(at stage, now *Table, delta bool) *news {
 	d := s.sent.stepTo(now)
 	begins := s.began == now
 	if at == breaks {

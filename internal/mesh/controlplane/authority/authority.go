@@ -116,7 +116,7 @@ type Authority struct {
 	own     entry           // the control plane's certificate
 	served  atomic.Pointer[serving]
 	running atomic.Bool
-	told    *limits // limits the refusals that are logged, by host
+	refused *limits // limits the refusals that are logged, by host
 
 	strangers *limit.Latest // connections whose peers have shown no certificate
 }
@@ -164,7 +164,7 @@ func open(o Options, s *store) (*Authority, error) {
 	}
 	a := &Authority{
 		o: o, store: s, issued: map[string]*entry{}, changed: map[string]bool{}, wake: make(chan struct{}, 1),
-		told: newLimits(toldRate, toldBurst), strangers: limit.NewLatest(o.MaxStrangers),
+		refused: newLimits(refusalRate, refusalBurst), strangers: limit.NewLatest(o.MaxStrangers),
 	}
 	a.own.id = ControlPlane(o.TrustDomain)
 	t, err := a.load()
@@ -222,13 +222,13 @@ func (a *Authority) logf(format string, args ...any) {
 
 // Limits on the logged refusals of one host: the rate per second, and the burst.
 const (
-	toldRate  = 1
-	toldBurst = 50
+	refusalRate  = 1
+	refusalBurst = 50
 )
 
 // refuse logs that a peer's request was refused, within the limits.
 func (a *Authority) refuse(ctx context.Context, format string, args ...any) {
-	if host, address := addressOf(ctx); a.told.take(host) {
+	if host, address := addressOf(ctx); a.refused.take(host) {
 		a.logf("%s: refused "+format, append([]any{address}, args...)...)
 	}
 }

@@ -193,7 +193,7 @@ func (a *Authority) Run(ctx context.Context) error {
 			if e != nil {
 				a.renew(e)
 			}
-			a.tell()
+			a.callOnChange()
 			if e == nil {
 				timer.Reset(wait)
 				break
@@ -227,13 +227,13 @@ func (a *Authority) renew(e *entry) {
 		e.due = time.Now().Add(retry)
 	}
 	a.mu.Unlock()
-	if err != nil && a.told.take("") { // one limit for all, because they fail together
+	if err != nil && a.refused.take("") { // one limit for all, because they fail together
 		a.logf("the certificate of %s is not renewed: %s", e.id, err)
 	}
 }
 
-// tell calls OnChange for the identities that have a new secret, whether Run or a call of Secrets made it.
-func (a *Authority) tell() {
+// callOnChange calls OnChange for the identities that have a new secret, whether Run or a call of Secrets made it.
+func (a *Authority) callOnChange() {
 	a.mu.Lock()
 	ids := slices.Sorted(maps.Keys(a.changed))
 	clear(a.changed)

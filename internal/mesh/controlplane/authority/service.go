@@ -29,8 +29,8 @@ type Service struct {
 	refused  *limits          // for tokens that are not valid, by host
 }
 
-// asker is the peer that requests a certificate.
-type asker struct {
+// requester is the peer that requests a certificate.
+type requester struct {
 	id  string
 	pod string // the pod, if a service account's token names it; otherwise empty
 }
@@ -114,24 +114,24 @@ func refusal(err error) error {
 }
 
 // authenticate identifies the peer.
-func (s *Service) authenticate(ctx context.Context) (asker, error) {
+func (s *Service) authenticate(ctx context.Context) (requester, error) {
 	id, err := s.a.Identity(ctx)
 	if err == nil {
 		err = s.a.check(id)
 	}
 	if err == nil {
-		return asker{id: id}, nil
+		return requester{id: id}, nil
 	}
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.AuthInfo == nil || p.AuthInfo.AuthType() != "tls" {
-		return asker{}, status.Error(codes.Unauthenticated, "certificates are signed over TLS only")
+		return requester{}, status.Error(codes.Unauthenticated, "certificates are signed over TLS only")
 	}
 	host := hostOf(p.Addr)
 	if !s.refused.open(host) {
-		return asker{}, status.Error(codes.ResourceExhausted, "too many tokens that are not valid: wait a while")
+		return requester{}, status.Error(codes.ResourceExhausted, "too many tokens that are not valid: wait a while")
 	}
 	if token, shown := bearer(ctx); shown {
-		var who asker
+		var who requester
 		if who.id, who.pod, err = s.accounts.identity(s.a.TrustDomain(), token); err == nil {
 			err = s.a.check(who.id)
 		}
@@ -141,7 +141,7 @@ func (s *Service) authenticate(ctx context.Context) (asker, error) {
 	}
 	s.refused.take(host)
 	s.a.refuse(ctx, "a certificate: %s", err)
-	return asker{}, status.Error(codes.Unauthenticated, err.Error())
+	return requester{}, status.Error(codes.Unauthenticated, err.Error())
 }
 
 // bearer returns the token in a call's metadata, and reports whether there is one.

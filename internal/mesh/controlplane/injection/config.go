@@ -19,7 +19,7 @@ import (
 // Labels and annotations of pods.
 const (
 	// InjectKey, a label or an annotation, is "false" on pods that must not be injected. With Config.Opt "in", only
-	// pods where it is "true" are injected.
+	// pods where it is "true" are injected. If a pod has both, the label counts.
 	InjectKey = "mesh.tare/inject"
 	// ExcludeInboundKey and ExcludeOutboundKey are annotations with ports, separated by commas, whose connections are
 	// not redirected.

@@ -214,8 +214,8 @@ func (s *service) granted() []string {
 	return out
 }
 
-// toldTo reports whether proxies of an identity get the service's resources.
-func (s *service) toldTo(id string) bool {
+// visibleTo reports whether proxies of an identity get the service's resources.
+func (s *service) visibleTo(id string) bool {
 	_, found := slices.BinarySearch(s.callers, id)
 	return found || len(s.callers) == 1 && s.callers[0] == anyone
 }

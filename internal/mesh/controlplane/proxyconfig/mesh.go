@@ -540,7 +540,7 @@ func (m *Mesh) compileProxy(p *proxy, ingress []int) error {
 		if l, err = p.redirected(name, l); err != nil {
 			return p.where(in("redirected", in(name, err)))
 		}
-		if m.config.Discovery != byPolicy || s.toldTo(p.policy) {
+		if m.config.Discovery != byPolicy || s.visibleTo(p.policy) {
 			r.Listeners = append(r.Listeners, l)
 		}
 	}
@@ -587,7 +587,7 @@ func ingressName(service string) string { return "ingress:" + service }
 func (m *Mesh) enter(p *proxy, g *Ingress) (*listenerv3.Listener, error) {
 	s := m.names[g.Service]
 	_, serves := p.Inbound[g.Service]
-	if !serves && m.config.Discovery == byPolicy && !s.toldTo(p.policy) {
+	if !serves && m.config.Discovery == byPolicy && !s.visibleTo(p.policy) {
 		return nil, in("proxy", fmt.Errorf("the access list of %s does not name %s", s.Name, p.id))
 	}
 	address, _, err := listenAt(g.Listen, s.protocol)

@@ -5,11 +5,11 @@ import "tare/internal/lib/bpf"
 // waiter waits until all eBPF programs that were running at the call of start have returned. Store uses it from one
 // goroutine.
 type waiter interface {
-	start()        // must not be called while running
-	running() bool // started, and wait has not returned the result yet
-	over() bool    // the result is available
-	wait() error   // returns the result
-	close() error
+	start()        // begins to wait; must not be called while running
+	running() bool // reports whether a wait has begun whose result wait has not returned yet
+	over() bool    // reports whether the result is available
+	wait() error   // waits for the result, and returns it
+	close() error  // waits if running, and releases everything
 }
 
 // rcu waits in the background for one RCU grace period, which takes a few to a few tens of milliseconds. It does
