@@ -64,7 +64,7 @@ var settings = []param.Setting{
 		Doc:    "services of the mesh; proxy i serves service i modulo their number"},
 	{Name: callsKey, Type: param.TypeCount, Default: "10", Max: fleet.MaxServices,
 		Phrase: map[string]string{"0": "where each gets all services"},
-		Doc:    "services that a proxy may call and gets; 0: all"},
+		Doc:    "services that each proxy may call, and so gets; 0: all"},
 	{Name: mtlsKey, Type: param.TypeSwitch, Default: "false",
 		Phrase: map[string]string{"true": "with mutual TLS"},
 		Doc:    "proxies connect with certificates, and also get them as resources"},
@@ -74,10 +74,10 @@ var settings = []param.Setting{
 		Doc: "Tare's; go-control-plane's snapshot cache and server; or Istio's, with a ServiceEntry for each service and " +
 			"a Sidecar for its proxies. Only Tare's has certificates here"},
 	{Name: debounceKey, Type: param.TypeDuration, Default: "100ms", Max: 60,
-		Doc: "of istiod: time that it waits for more changes before it pushes one (PILOT_DEBOUNCE_AFTER)"},
+		Doc: "time that istiod waits for more changes before it pushes them (PILOT_DEBOUNCE_AFTER)"},
 	{Name: admitsKey, Type: param.TypeCount, Default: "1000", Max: 1_000_000,
-		Doc: "of istiod: connections accepted per second (PILOT_MAX_REQUESTS_PER_SECOND); 0: its own default, 25 with two " +
-			"CPUs"},
+		Doc: "connections that istiod accepts per second (PILOT_MAX_REQUESTS_PER_SECOND); 0: its own default, 25 with " +
+			"two CPUs"},
 	{Name: optionalKey, Type: param.TypeSwitch, Default: "false",
 		Doc: "whether the run goes on without the arm where istiod or Envoy is needed and not installed"},
 	{Name: proxiesKey, Type: param.TypeCount, Default: "0", Max: fleet.MaxProxies,

@@ -25,11 +25,11 @@ var metrics = slices.Concat(
 	pushed(Whole, "From when the control plane gets a change of one service, or of all at once (with `cluster-services`: "+
 		"from when the load asks for it), "+inProgram),
 	pushed(Sent, "The control plane's part of `push`, until the response is encoded and about to be handed to the "+
-		"transport (absent, with all that begin there, where the control plane does not report it)"),
+		"transport (absent, as are all times that begin there, if the control plane does not report it)"),
 	pushed(Accepted, "From when a change is sent to the cluster's API server until that has accepted all of it (with the "+
 		"application `cluster-services`)"),
-	pushed(Received, fromSending+"has the whole of it as a message"),
-	pushed(Decoded, fromSending+"has read and checked it"),
+	pushed(Received, fromSending+"has received all of it"),
+	pushed(Decoded, fromSending+"has decoded and checked it"),
 	pushed(Visible, "From the end of `push_sent` "+inMaps+", by the data plane (`work: push`)"),
 	pushed(Acked, fromSending+"hands its acknowledgement to the transport"),
 	pushed(Usable, "From the end of `push_sent` "+inProgram+", by the load: too long by up to `push_gap`"),
@@ -37,7 +37,8 @@ var metrics = slices.Concat(
 	[]measured.Metric{
 		tried("push_refused_ratio", Refused, "Connections refused, of those that the load `push` tried while a change "+
 			"was under way: a service had no endpoint."),
-		tried("push_wrong_ratio", Wrong, "Connections that reached no endpoint of their service, of the same."),
+		tried("push_wrong_ratio", Wrong, "Connections that reached no endpoint of their service, of those that the load "+
+			"`push` tried while a change was under way."),
 	},
 )
 
