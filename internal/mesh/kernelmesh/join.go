@@ -37,8 +37,8 @@ type joined struct {
 	said    []string     // lines that the data plane logged until it served its first configuration
 }
 
-// Evidence holds what the data plane logged about its control plane's configuration, line by line; the latest lines if
-// there were many.
+// Evidence holds what the data plane logged about its control plane's configuration, line by line. Lines that it logged
+// while 16 others waited to be read are missing.
 type Evidence struct {
 	Warnings []string `json:"warnings"` // resources that were accepted with a different meaning
 	Refused  []string `json:"refused"`
