@@ -3,6 +3,7 @@ package translate
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -73,7 +74,7 @@ const (
 	refused = "refused"
 )
 
-// decision is what becomes of a resource that a connection-level data plane cannot follow; docs/xds.md sums them up.
+// decision is a row of the table in docs/xds.md, and a resource that it applies to.
 type decision struct {
 	row, want         string
 	cluster, listener string // JSON
@@ -268,12 +269,33 @@ func TestSeveralRoutes(t *testing.T) {
 	}
 }
 
-// TestDecisions: each resource becomes what its decision says.
+// TestDecisions: the table in docs/xds.md has the decisions, and a case for each row.
 func TestDecisions(t *testing.T) {
+	text, err := os.ReadFile("../../../../docs/xds.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		if cells := strings.Split(line, " | "); len(cells) == 3 && strings.HasPrefix(cells[0], "| ") {
+			switch word := strings.Trim(cells[1], "*"); word {
+			case exact, warned, closed, refused:
+				table[strings.TrimPrefix(cells[0], "| ")] = word
+			}
+		}
+	}
 	for _, d := range decisions {
-		if got, said := d.become(t); got != d.want {
+		got, said := d.become(t)
+		if got != d.want {
 			t.Errorf("%s: %s, not %s: %s", d.row, got, d.want, said)
 		}
+		if table[d.row] != d.want {
+			t.Errorf("docs/xds.md says of %q %q, not %q", d.row, table[d.row], d.want)
+		}
+		delete(table, d.row)
+	}
+	for row := range table {
+		t.Errorf("docs/xds.md has %q, which no case shows", row)
 	}
 }
 

@@ -1,7 +1,7 @@
 // Package translate translates resources of the xDS protocol (Envoy's, version 3) into the mesh's own types, as far as
 // a data plane at connection level can honour them. A field that it cannot honour causes a warning, with resource and
 // field, if connections still go to the right place, and otherwise a refusal. Nothing is dropped silently (docs/xds.md
-// sums this up). The package only computes, and its input may be hostile.
+// has the tables). The package only computes, and its input may be hostile.
 package translate
 
 import (
