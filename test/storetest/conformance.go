@@ -52,8 +52,37 @@ func Conformance(t *testing.T, d store.Design) {
 			t.Run("Returned", long(s.returned))
 			t.Run("Waits", s.waits)
 			t.Run("Storm", s.storm)
+			t.Run("Closed", s.closed)
 		})
 	}
+}
+
+// closed closes a store during a change, as Store allows, and twice. Later changes are refused.
+func (s *suite) closed(t *testing.T) {
+	opened, err := s.design.Open(store.Options{Variant: s.variant})
+	if err != nil {
+		t.Fatal(err)
+	}
+	began, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for i := 0; ; i++ {
+			_, err := opened.Apply(context.Background(), mesh.Change{Clusters: []*mesh.Cluster{ClusterLoad(i % 100)}})
+			if err != nil {
+				return // the store is closed
+			}
+			if i == 0 {
+				close(began)
+			}
+		}
+	}()
+	<-began
+	for range 2 {
+		if err := opened.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	<-ended
 }
 
 // Outline runs those parts of Conformance that make few changes, for a design that is too slow for all of it.

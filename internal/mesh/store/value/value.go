@@ -14,6 +14,7 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -61,9 +62,10 @@ type class struct {
 }
 
 type values struct {
+	mu      sync.Mutex // held by Apply and Close, because Close may be called during Apply
 	maps    map[string]*ebpf.Map
 	places  []uint64 // value_places, mapped
-	memory  []byte   // the same memory, for unmapping
+	memory  []byte   // the same memory, for unmapping; nil after Close
 	classes [nClasses]class
 
 	config   plan.Config[cluster, listener]
@@ -148,7 +150,16 @@ func open(o store.Options) (store.Store, error) {
 	return s, nil
 }
 
-func (s *values) Close() error { return errors.Join(unix.Munmap(s.memory), store.CloseMaps(s.maps)) }
+func (s *values) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.memory == nil {
+		return nil
+	}
+	err := errors.Join(unix.Munmap(s.memory), store.CloseMaps(s.maps))
+	s.places, s.memory = nil, nil
+	return err
+}
 
 func (s *values) Maps() map[string]*ebpf.Map { return s.maps }
 
@@ -164,9 +175,14 @@ func (s *values) Cluster(name string) (uint32, bool) {
 // No class is ever filled to its last slot. A resource moves into that slot while its old slot is still in use; without
 // it, two full classes could not exchange resources.
 func (s *values) Apply(ctx context.Context, change mesh.Change) (store.Work, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.work = store.Work{}
 	if err := ctx.Err(); err != nil {
 		return s.work, err
+	}
+	if s.memory == nil {
+		return s.work, errors.New("the store is closed")
 	}
 	p := &s.plan
 	defer p.Reset()
