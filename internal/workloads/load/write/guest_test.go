@@ -68,6 +68,12 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	r := m.Loads["files"]
+	r.Sent, r.Intended = 2030, 2030 // 30 writes did not end, and the p99 is one of them
+	m.Loads["files"] = r
+	got = m.Values()
+	if v, ok := got["write_p99_seconds"]; ok || got["write_p50_seconds"] == 0 {
+		t.Errorf("the p99 is %g s without the slowest, and the p50 %g s", v, got["write_p50_seconds"])
+	}
 	r.Late = 1000 // so it is unknown how many bytes were written in the window
 	m.Loads["files"] = r
 	if v, ok := m.Values()["written_bytes_per_second"]; ok {

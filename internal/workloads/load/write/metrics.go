@@ -48,20 +48,23 @@ func took(q float64, quantile string) measured.Metric {
 			Name: "write_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankLatency, Pool: metric.Merged,
 			Better: metric.Lower, Needs: measured.NeedLatency, Tail: q > 0.5,
 			How: fmt.Sprintf("Time of a write of a load of kind `write`, with its sync: %s quantile. Left out when fewer "+
-				"than %g lie beyond it.", quantile, stats.MinBeyond(q)),
+				"than %g lie beyond it. Writes that failed or did not end count as the slowest; left out where it is one of "+
+				"these.", quantile, stats.MinBeyond(q)),
 		},
 		Value: func(m *measured.Measured) (float64, bool) {
 			var encoded []string
+			var missing int64 // writes that began and have no time
 			for _, r := range m.Loads {
 				if text, has := r.Histograms[load.Service]; has && r.Generator == Name {
 					encoded = append(encoded, text)
+					missing += max(r.Sent-r.Done, 0)
 				}
 			}
 			h, err := stats.MergeEncoded(encoded...)
 			if err != nil || h == nil {
 				return 0, false
 			}
-			ns, ok := stats.Quantile(h, q)
+			ns, ok := stats.QuantileWithout(h, missing, q)
 			return ns / 1e9, ok
 		},
 	}
