@@ -374,6 +374,9 @@ func comparePlaces(a, b place) int {
 
 // budgets collects the CPU budgets of the arms, ordered by level and arm.
 func (m *dataMaker) budgets() {
+	if n := m.run.Nodes; n != nil && !n.Local {
+		return // the ledgers are of the coordinator's machine, and the trials ran on others
+	}
 	at := func(b analysis.Budget) place { return m.placeOf(b.Arm, b.Factors) }
 	for _, b := range inPlace(analysis.Budgets(m.trials), at) {
 		p, n := at(b), float64(b.Trials)

@@ -137,6 +137,18 @@ func TestHTMLEscapes(t *testing.T) {
 	}
 }
 
+// TestBudgetOfNodes: ledgers of the coordinator's machine are no budget of trials that ran on other machines.
+func TestBudgetOfNodes(t *testing.T) {
+	run, trials := cases()["charged"]()
+	for nodes, want := range map[*record.Nodes]bool{nil: true, {Local: true, Count: 2}: true, {Count: 2}: false} {
+		run.Nodes = nodes
+		page, _ := htmlOf(t, run, trials, report.HTMLOptions{})
+		if got := strings.Contains(page, "Where the CPU went"); got != want {
+			t.Errorf("nodes %+v: %v", nodes, got)
+		}
+	}
+}
+
 // dataOf returns the JSON that the charts are drawn from; empty if the page has none.
 func dataOf(page string) string {
 	_, rest, ok := strings.Cut(page, `id="data">`)
