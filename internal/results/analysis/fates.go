@@ -91,13 +91,15 @@ func voiding(t record.Trial, r reading, metric string) []record.Reason {
 	case known:
 		return []record.Reason{lost}
 	}
-	return []record.Reason{{Cause: ledger.Unknown, Message: "the trial is invalid, and no gate is named"}}
+	return []record.Reason{{Gate: reasonUnnamed, Cause: ledger.Unknown,
+		Message: "the trial is invalid, and no gate is named"}}
 }
 
 // Reasons why a trial that tripped no gate has no value. They take the place of a gate.
 const (
 	reasonUnanswered = "unanswered"
 	reasonAnswers    = "answers"
+	reasonUnnamed    = "invalid"
 )
 
 // amongUnanswered is why a trial has no value of a quantile that is above all latencies it saw. It is not a lack of
@@ -161,8 +163,8 @@ func (f fate) why() string {
 	var gates []string
 	for _, r := range f.voids {
 		gate := r.Gate
-		if gate == "" {
-			return "invalid"
+		if gate == "" || gate == reasonUnnamed {
+			return reasonUnnamed
 		}
 		if r.Cause != "" {
 			gate += " (" + string(r.Cause) + ")"

@@ -141,7 +141,7 @@ func (m Missing) Because() string {
 		return "other tasks" + took
 	case m.Gate == "":
 		return "it failed: " + m.Message
-	case slices.Contains([]string{tooFew, reasonUnanswered, reasonAnswers}, m.Gate):
+	case slices.Contains([]string{tooFew, reasonUnanswered, reasonAnswers, reasonUnnamed}, m.Gate):
 		return m.Message
 	case m.Cause == ledger.Generator:
 		return "the load generator did not keep its schedule"

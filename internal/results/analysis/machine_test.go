@@ -3,6 +3,7 @@ package analysis
 import (
 	"testing"
 
+	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/scale/ledger"
 )
@@ -59,5 +60,42 @@ func TestNestedGroups(t *testing.T) {
 		case h.Role == "load":
 			t.Errorf("the load, whose memory is not known, holds %v", h.Bytes)
 		}
+	}
+}
+
+// TestSelfOfNodes: the cost of Tare is that of the coordinator and of every node.
+func TestSelfOfNodes(t *testing.T) {
+	of := func(cpu float64, rss uint64) *ledger.Ledger {
+		return &ledger.Ledger{Self: ledger.Self{CPUSeconds: cpu, RSSBytes: rss}}
+	}
+	trial := record.Trial{Ledger: of(0.25, 1000), Nodes: []record.NodeTrial{
+		{Name: "a", Trial: &record.Trial{Ledger: of(0.5, 3000)}}, {Name: "b", Trial: &record.Trial{Ledger: of(1, 2000)}},
+		{Name: "c", Failed: "gone"}, {Name: "d", Failed: "cut short", Trial: &record.Trial{}},
+	}}
+	s, err := Summarize(record.Run{Schema: record.RunSchema}, []record.Trial{trial})
+	if err != nil || s.Self != (Self{1.75, 3000}) {
+		t.Errorf("%+v, %v", s.Self, err)
+	}
+}
+
+// TestUnnamedGate: a record without the gate that voids its trials gets sentences that say so, and not that they
+// failed.
+func TestUnnamedGate(t *testing.T) {
+	run, trials := made(measured.Definitions(), nil, func(string, factors) map[string]float64 {
+		return map[string]float64{"memory_hard_bytes": 1e6}
+	})
+	for i := range trials {
+		trials[i].Validity = record.Validity{}
+	}
+	s, err := Summarize(run, trials)
+	if err != nil || len(s.Missing) == 0 {
+		t.Fatal(s, err)
+	}
+	if got := s.Missing[0].Because(); got != "the trial is invalid, and no gate is named" {
+		t.Error(got)
+	}
+	const want = "arm proxy lost 8 of 8 trials, and an interval needs 6; 8 of them invalid, and no gate is named"
+	if len(s.InvalidReasons) != 1 || s.InvalidReasons[0] != want {
+		t.Errorf("%q", s.InvalidReasons)
 	}
 }

@@ -41,9 +41,11 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.Partial = s.Trials.Done < s.Trials.Planned || run.Open() && run.Stopped == ""
 	s.Blocks = completeBlocks(run, t)
 	for _, trial := range trials {
-		if l := trial.Ledger; l != nil {
-			s.Self.CPUSeconds += l.Self.CPUSeconds
-			s.Self.RSSBytes = max(s.Self.RSSBytes, l.Self.RSSBytes)
+		s.Self.add(trial.Ledger)
+		for _, n := range trial.Nodes {
+			if n.Trial != nil { // the trial's own ledger has only the coordinator
+				s.Self.add(n.Trial.Ledger)
+			}
 		}
 	}
 	t.judgeArms()

@@ -271,8 +271,17 @@ type Answer struct {
 	General bool `json:"-"`
 }
 
-// Self is the cost of Tare itself over all trials: the sum of its CPU time, and its largest resident memory.
+// Self is the cost of Tare itself over all trials: the sum of its CPU time, with that of its nodes, and the largest
+// resident memory of one of its processes.
 type Self struct {
 	CPUSeconds float64 `json:"cpu_seconds"`
 	RSSBytes   uint64  `json:"rss_bytes"`
+}
+
+// add adds the cost in one ledger, which may be nil.
+func (s *Self) add(l *ledger.Ledger) {
+	if l != nil {
+		s.CPUSeconds += l.Self.CPUSeconds
+		s.RSSBytes = max(s.RSSBytes, l.Self.RSSBytes)
+	}
 }

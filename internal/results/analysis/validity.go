@@ -232,7 +232,10 @@ func (s *Summary) commonest(arm string, at factors) string {
 		return ""
 	}
 	n := count[best]
-	_, example, _ := strings.Cut(first[best], ": ")
+	_, example, named := strings.Cut(first[best], ": ")
+	if !named {
+		return fmt.Sprintf("; %d of them %s", n, best)
+	}
 	if best != "failed" {
 		best = "by the gate " + best
 	}
