@@ -355,7 +355,7 @@ func TestGates(t *testing.T) {
 		{"connections closed when idle", func(m *measured.Measured) {
 			held(m)
 			change(func(r *load.Result) { r.MeanConnections = 16.25 })(m)
-		}, "connections", "client: 16.25 of 64 connections were open on average, because they were closed when idle"},
+		}, "connections", "client: 16.2 of 64 connections were open on average, because they were closed when idle"},
 		{"connections replaced", func(m *measured.Measured) {
 			held(m)
 			change(func(r *load.Result) { r.MeanConnections = 63 })(m)

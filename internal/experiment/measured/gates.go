@@ -350,7 +350,7 @@ func (j *LoadJudge) connections() {
 	}
 	allowed -= mostReplaced
 	if seen := mean / float64(asked); mean > 0 && seen < allowed {
-		j.Trip(GateConnections, seen, allowed, "%.4g of %d connections were open on average, because they were closed when "+
+		j.Trip(GateConnections, seen, allowed, "%.1f of %d connections were open on average, because they were closed when "+
 			"idle, or after a number of requests; have the server keep them, or set keepalive: false", mean, asked)
 	}
 }

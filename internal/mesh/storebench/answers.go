@@ -63,7 +63,7 @@ func (p *prose) flush(arm string) string {
 		{"grace_periods_per_flush", "grace periods"},
 	} {
 		if v := p.Of(m.metric, arm); v != nil && v.Value >= 0.05 {
-			made = append(made, fmt.Sprintf("%.3g %s", v.Value, m.what))
+			made = append(made, quantity.Value(v.Value, quantity.Count)+" "+m.what)
 		}
 	}
 	if v := p.Of("bytes_per_flush", arm); v != nil {

@@ -42,7 +42,7 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 			name += " " + at
 		}
 		if width > 0 {
-			name += fmt.Sprintf(" (%.2g %%)", 100*width)
+			name += " (" + quantity.Rough(width, quantity.Part) + ")"
 		}
 		wide = append(wide, name)
 	}

@@ -263,7 +263,7 @@ func Pooled(e *Estimate) string {
 	case e.Value == 0 && *e.Hi >= 0.999*stats.NoneBound(e.Trials):
 		return fmt.Sprintf("none (fewer than %.0f %% of such trials have any, at 95 %%)", 100**e.Hi)
 	case e.Value == 0 && *e.Hi < 1e-3:
-		return fmt.Sprintf("none (below %.2g in a million, at 95 %%)", *e.Hi*million)
+		return fmt.Sprintf("none (below %s in a million, at 95 %%)", quantity.Rough(*e.Hi*million, quantity.Count))
 	case e.Value == 0:
 		return fmt.Sprintf("none (below %s, at 95 %%)", quantity.Rough(*e.Hi, e.Unit))
 	case e.Lo == nil || e.Hi == nil:
@@ -280,7 +280,7 @@ func Digits(e *Estimate) string {
 	if e == nil {
 		return "an unknown number of"
 	}
-	if e.Value < 1000 {
+	if e.Value < 999.5 { // above that, three digits are a thousand, and %g has an exponent
 		return fmt.Sprintf("%.3g", e.Value)
 	}
 	unit := math.Pow(10, math.Floor(math.Log10(e.Value))-2)
@@ -303,13 +303,12 @@ func TimesOf(r *Interval) string {
 // Times formats a ratio with two or three significant digits.
 func Times(x float64) string {
 	switch {
-	case x < 10:
+	case x < 9.95:
 		return fmt.Sprintf("%.1f", x)
-	case x < 1000:
+	case x < 999.5:
 		return fmt.Sprintf("%.0f", x)
 	}
-	text := fmt.Sprintf("%.0f", x/100)
-	return text[:len(text)-1] + "," + text[len(text)-1:] + "00"
+	return quantity.Thousands(int(math.Round(x/100)) * 100)
 }
 
 // Join joins names for a sentence: "a, b and c".
@@ -362,32 +361,39 @@ func (p *Prose) Against(t *Table, metric string) (ends []string, verdict string)
 		}
 	}
 	if n > 0 {
-		verdict = verdictOf(p.Summary.Baseline, above, below, n)
+		verdict = verdictOf(p.Summary.Baseline, above, below, n, len(t.Levels))
 	}
 	return ends, verdict
 }
 
-// verdictOf returns the end of a sentence on a comparison at n levels: at how many of them a resolved difference puts
-// the arm above or below the baseline.
-func verdictOf(base string, above, below, n int) string {
+// verdictOf returns the end of a sentence on a comparison at n of all levels: at how many of them a resolved difference
+// puts the arm above or below the baseline. At the other levels one of the two has no value.
+func verdictOf(base string, above, below, n, levels int) string {
+	every := map[bool]string{true: " at every level"}[levels > 1]
+	switch {
+	case above == levels:
+		return ", more than with " + base + every
+	case below == levels:
+		return ", less than with " + base + every
+	case above+below == 0 && n < levels:
+		return fmt.Sprintf("; the difference from %s is not resolved at %d of %d levels, and not known elsewhere", base, n,
+			levels)
+	case above+below == 0:
+		return "; the difference from " + base + " is not resolved" + map[bool]string{true: " at any level"}[n > 1]
+	}
 	var sides []string
 	for _, side := range []struct {
-		word string
-		at   int
-	}{{"more", above}, {"less", below}} {
-		switch {
-		case side.at == n:
-			return ", " + side.word + " than with " + base + map[bool]string{true: " at every level"}[n > 1]
-		case side.at > 0:
-			sides = append(sides, fmt.Sprintf("%s than with %s at %d of %d levels", side.word, base, side.at, n))
+		at    int
+		words string
+	}{
+		{above, fmt.Sprintf("more than with %s at %d of %d levels", base, above, levels)},
+		{below, fmt.Sprintf("less than with %s at %d of %d levels", base, below, levels)},
+		{n - above - below, fmt.Sprintf("not resolved at %d", n-above-below)},
+		{levels - n, fmt.Sprintf("not known at %d", levels-n)},
+	} {
+		if side.at > 0 {
+			sides = append(sides, side.words)
 		}
-	}
-	rest := n - above - below
-	switch {
-	case rest == n:
-		return "; the difference from " + base + " is not resolved" + map[bool]string{true: " at any level"}[n > 1]
-	case rest > 0:
-		sides = append(sides, fmt.Sprintf("not resolved at %d", rest))
 	}
 	return ", " + Join(sides)
 }

@@ -144,7 +144,12 @@ func (b Beyond) Says() string {
 	said := fmt.Sprintf("%s %s is outside of the measured %s to %s, by %s", record.FactorName(b.Factor), number(b.Asked),
 		number(b.Range[0]), number(b.Range[1]), number(math.Abs(b.Asked-end)))
 	if times > 1 && !math.IsInf(times, 0) {
-		said += fmt.Sprintf(" (%.3g times the %s level)", math.Max(b.Asked/end, 0), which)
+		ratio := math.Max(b.Asked/end, 0)
+		many := fmt.Sprintf("%.3g", ratio)
+		if ratio >= 999.5 {
+			many = number(math.Round(ratio)) // without an exponent
+		}
+		said += fmt.Sprintf(" (%s times the %s level)", many, which)
 	}
 	return said
 }

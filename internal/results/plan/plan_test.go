@@ -116,6 +116,7 @@ func TestBeyond(t *testing.T) {
 	s := []comparison.Source{usual().source(t)}
 	for asked, says := range map[float64]string{
 		20000: "rate 20,000 is outside of the measured 100 to 800, by 19,200 (25 times the largest level)",
+		1e6:   "by 999,200 (1,250 times the largest level)",
 		50:    "rate 50 is outside of the measured 100 to 800, by 50 (0.5 times the smallest level)",
 	} {
 		ask := Ask{For: map[string]float64{"client.rate": asked}, Measure: func(_ record.Run, _ []string, factor string,

@@ -13,12 +13,29 @@ import (
 
 func TestPercent(t *testing.T) {
 	for ratio, want := range map[float64]string{
-		1.14: "+14 %", 1.031: "+3.1 %", 25: "25 times", 0.5: "-50 %", 0.006: "-99 %", 0.003: "-99.7 %",
+		1.14: "+14 %", 1.031: "+3.1 %", 25: "25 times", 11.5: "11.5 times", 1234.5: "1234 times", 0.5: "-50 %", 0.006: "-99 %", 0.003: "-99.7 %",
 		1e-300: "-100 %", 4e-5: "-99.996 %",
 		0: "-100 %",
 	} {
 		if got := percent(ratio); got != want {
 			t.Errorf("percent(%g) = %q, want %q", ratio, got, want)
+		}
+	}
+}
+
+func TestHeldOutError(t *testing.T) {
+	for part, want := range map[float64]string{0.021: "2.1 %", 1.234: "123 %", 4e-16: "0.0 %"} {
+		if got := heldOutError(part); got != want {
+			t.Errorf("%g: %q, want %q", part, got, want)
+		}
+	}
+}
+
+func TestUCUM(t *testing.T) {
+	for unit, want := range map[string]string{"bytes per second": "By/s", "per second": "1/s", "bytes": "By",
+		"seconds per request": "s/{request}", "part": "1"} {
+		if got := ucum(unit); got != want {
+			t.Errorf("%s: %q, want %q", unit, got, want)
 		}
 	}
 }

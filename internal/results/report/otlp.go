@@ -43,7 +43,10 @@ func ucum(unit string) string {
 	default:
 		base = "1"
 	}
-	if by {
+	switch {
+	case per == "second":
+		return base + "/s"
+	case by:
 		return base + "/{" + strings.ReplaceAll(clean(per), " ", "_") + "}"
 	}
 	return base

@@ -72,8 +72,9 @@ func planSentence(p *plan.Plan, a plan.Arm) string {
 		said += fmt.Sprintf(" for all %s copies (below: for one)", asSet(p.Copies))
 	}
 	if n := a.Node; n != nil {
-		said += fmt.Sprintf(": %s of %s CPUs and %.4g GiB (filled by %s first; %.0f at the mean)",
-			quantity.Counted(int(min(n.Count, math.MaxInt32)), "node"), asSet(n.CPUs), n.MemoryBytes/(1<<30), n.Bound, n.AtMean)
+		said += fmt.Sprintf(": %s of %s CPUs and %s GiB (filled by %s first; %.0f at the mean)",
+			quantity.Counted(int(min(n.Count, math.MaxInt32)), "node"), asSet(n.CPUs),
+			asSet(math.Round(n.MemoryBytes/(1<<30)*100)/100), n.Bound, n.AtMean)
 	}
 	if m := a.PerHour; m != nil {
 		said += fmt.Sprintf(", at a price of %s per hour", planAmount(*m, quantity.Count))
@@ -113,7 +114,7 @@ func planRows(a plan.Arm) [][]string {
 			if f.HeldoutError == nil {
 				heldOut = append(heldOut, "-")
 			} else {
-				heldOut = append(heldOut, fmt.Sprintf("%.2g %%", math.Round(1e4*100**f.HeldoutError)/1e4))
+				heldOut = append(heldOut, heldOutError(*f.HeldoutError))
 			}
 		}
 		asked := cmp.Or(strings.Join(request, ", "), "-")

@@ -169,7 +169,7 @@ func baselineIsZero(s *analysis.Summary, e analysis.Estimate) bool {
 func percent(ratio float64) string {
 	switch change := 100 * (ratio - 1); {
 	case change >= 1000:
-		return fmt.Sprintf("%.3g times", ratio)
+		return quantity.Value(ratio, quantity.Count) + " times"
 	case change <= -99.5 && ratio > 1e-9: // -100 % would be nothing left
 		return fmt.Sprintf("%.*f %%", int(math.Ceil(-math.Log10(100*ratio))), change)
 	case change >= 10 || change <= -10:
@@ -296,7 +296,7 @@ func models(s *analysis.Summary) []string {
 		line := fmt.Sprintf("%s of %s: %s; R2 %.3f", quantity.Label(m.Metric), s.ArmName(m.Arm),
 			strings.Join(terms, ", "), m.R2)
 		if m.HeldoutError != nil {
-			line += fmt.Sprintf(", held-out error %.2g %%", 100**m.HeldoutError)
+			line += ", held-out error " + heldOutError(*m.HeldoutError)
 		}
 		line += ", for " + strings.Join(where, ", ")
 		if !m.HasIntervals() {
@@ -308,6 +308,11 @@ func models(s *analysis.Summary) []string {
 		all = append(all, line)
 	}
 	return all
+}
+
+// heldOutError formats the error of a model at levels that were left out of its fit.
+func heldOutError(part float64) string {
+	return quantity.Rough(math.Round(1e6*part)/1e6, quantity.Part) // less is a rounding error of the fit
 }
 
 // asSet formats a level as it was set: without an exponent.
