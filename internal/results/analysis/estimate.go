@@ -199,7 +199,10 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 	d.Unresolved = unresolved(arm, e, visible, farKnown)
 	lo, hi, lost := d.worst()
 	open := (lo == nil || *lo <= 0) && (hi == nil || *hi >= 0)
-	if d.Unresolved == "" && lost > 0 && open {
+	switch {
+	case d.Interval.Zero() && !d.Zero():
+		d.Unresolved = lostAnything(lost)
+	case d.Unresolved == "" && lost > 0 && open:
 		d.Unresolved = fmt.Sprintf("%s: the %s without a value could make it vanish", LossReason,
 			quantity.Counted(lost, "block"))
 		if d.LostRepeated > 0 {
@@ -229,10 +232,21 @@ func (d *Difference) Doubt() string {
 		strings.HasPrefix(d.Unresolved, LagReason):
 		return d.Unresolved
 	case lost > 0 && (lo == nil || hi == nil):
-		return fmt.Sprintf("%s: the %s without a value could change it by any amount", LossReason,
-			quantity.Counted(lost, "block"))
+		return lostAnything(lost)
 	}
 	return ""
+}
+
+// Zero reports whether the difference is exactly 0, and the lost blocks could not change that.
+func (d *Difference) Zero() bool {
+	lo, hi, lost := d.worst()
+	return d.Interval.Zero() && (lost == 0 || lo != nil && hi != nil && *lo == 0 && *hi == 0)
+}
+
+// lostAnything is the reason why a difference is not resolved if lost blocks leave it unbounded.
+func lostAnything(lost int) string {
+	return fmt.Sprintf("%s: the %s without a value could change it by any amount", LossReason,
+		quantity.Counted(lost, "block"))
 }
 
 // LossReason is the beginning of Difference.Unresolved if lost blocks are the reason.

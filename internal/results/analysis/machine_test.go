@@ -1,6 +1,7 @@
 package analysis
 
 import (
+	"strings"
 	"testing"
 
 	"tare/internal/experiment/measured"
@@ -97,5 +98,28 @@ func TestUnnamedGate(t *testing.T) {
 	const want = "arm proxy lost 8 of 8 trials, and an interval needs 6; 8 of them invalid, and no gate is named"
 	if len(s.InvalidReasons) != 1 || s.InvalidReasons[0] != want {
 		t.Errorf("%q", s.InvalidReasons)
+	}
+}
+
+// TestSameButForLosses: an arm that lost blocks beside the baseline is not "the same", however alike the others are.
+func TestSameButForLosses(t *testing.T) {
+	run, trials := made(measured.Definitions(), nil, func(string, factors) map[string]float64 {
+		return map[string]float64{"map_bytes": 0, "cpu_seconds_per_request": 1e-5}
+	})
+	for i := range trials {
+		trials[i].Metrics["map_bytes"] = 4096
+	}
+	if said := answersOf(t, run, trials); !strings.Contains(said, "memory in maps is the same") {
+		t.Error(said)
+	}
+	for i := range trials {
+		if trials[i].Arm == "proxy" && trials[i].Block < 2 {
+			trials[i].Validity = record.Validity{Reasons: []record.Reason{{Gate: "errors", Cause: ledger.Subject}}}
+		}
+	}
+	said := answersOf(t, run, trials)
+	if want := "memory in maps"; strings.Contains(said, want+" is the same") || !strings.Contains(said, want) ||
+		!strings.Contains(said, "lost trials: the 2 blocks without a value could change it by any amount") {
+		t.Error(said)
 	}
 }

@@ -183,9 +183,10 @@ func (p *Prose) moved(e *Estimate) string {
 // foundFrom is the beginning of the reason if a difference is too small to be seen.
 const foundFrom = " (found in 80 %: "
 
-// FoundIn returns, in brackets, the size of the effect that 80 % of such runs resolve; empty if it is unknown.
+// FoundIn returns, in brackets, the size of the effect that 80 % of such runs resolve; empty if it is unknown,
+// or 0 because nothing varied.
 func (d *Difference) FoundIn(unit string) string {
-	if d.Found == nil {
+	if d.Found == nil || *d.Found == 0 {
 		return ""
 	}
 	return foundFrom + quantity.Rough(*d.Found, unit) + ")"
@@ -193,7 +194,7 @@ func (d *Difference) FoundIn(unit string) string {
 
 // visible returns, in brackets, why a difference is not resolved.
 func (p *Prose) visible(e *Estimate) string {
-	if d := e.Difference; !d.BaselineWithheld() && d.Found != nil && math.Abs(d.Value) <= *d.SmallestVisible {
+	if d := e.Difference; !d.BaselineWithheld() && d.FoundIn(e.Unit) != "" && math.Abs(d.Value) <= *d.SmallestVisible {
 		return d.FoundIn(e.Unit)
 	}
 	if strings.HasPrefix(e.Difference.Unresolved, LagReason) {
