@@ -98,12 +98,19 @@ const WarnStrays = "left-group"
 // WarnUnseen is the code of the warning that processes may have left their groups inside the window without a trace.
 const WarnUnseen = "moves-unseen"
 
+// WarnShared is the code of the warning that the subject shares its control group with other programs: its CPU time and
+// memory cannot be separated from theirs, and are in no group of the trial.
+const WarnShared = "group-shared"
+
 // stray returns the first warning about processes of the trial in other control groups, or nil.
-func stray(l *ledger.Ledger) *ledger.Warning {
+func stray(l *ledger.Ledger) *ledger.Warning { return warned(l, WarnStrays) }
+
+// warned returns the first warning of a ledger with a code, or nil.
+func warned(l *ledger.Ledger, code string) *ledger.Warning {
 	if l == nil {
 		return nil
 	}
-	return lists.Find(l.Warnings, func(w *ledger.Warning) bool { return w.Code == WarnStrays })
+	return lists.Find(l.Warnings, func(w *ledger.Warning) bool { return w.Code == code })
 }
 
 // contained checks that no process of the trial was in another control group, and that the CPU counters of the trial's

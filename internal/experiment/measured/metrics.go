@@ -516,8 +516,12 @@ func (m *Measured) RoleOf(path string) kind.Role {
 	return kind.Role(nearest)
 }
 
-// CPURate returns the CPU time per second of the trial's group and of groups elsewhere that have a role.
+// CPURate returns the CPU time per second of the trial's group and of groups elsewhere that have a role; false if the
+// subject's is not among it.
 func (m *Measured) CPURate() (float64, bool) {
+	if warned(m.Ledger, WarnShared) != nil {
+		return 0, false
+	}
 	groups := observed(m.Ledger, m.Tree)
 	if m.Tree != Nowhere {
 		tree := lists.Find(m.Ledger.Cgroups, func(g *ledger.Cgroup) bool { return g.Path == m.Tree })

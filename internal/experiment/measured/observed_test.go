@@ -65,3 +65,21 @@ func TestObserved(t *testing.T) {
 		t.Errorf("workloads %+v", w)
 	}
 }
+
+// TestSharedGroup: if the subject shares its control group, the trial's CPU time is not known: without the subject's it
+// would look like a subject that costs nothing.
+func TestSharedGroup(t *testing.T) {
+	cpu := 0.5
+	m := &Measured{Setup: &kind.Setup{}, Tree: "/tare-trial-1", Subject: &kind.Objects{},
+		Trial: record.Trial{Ledger: &ledger.Ledger{
+			Window: ledger.Window{Seconds: 2}, Cgroups: []ledger.Cgroup{{Path: "/tare-trial-1", CPUSeconds: &cpu}},
+		}}}
+	for _, known := range []bool{true, false} {
+		rate, ok := m.CPURate()
+		seconds, has := m.subjectSeconds()
+		if ok != known || has != known {
+			t.Errorf("%g CPUs (%v), of which the subject %g s (%v)", rate, ok, seconds, has)
+		}
+		m.Ledger.Warn(WarnShared, "it shares its control group")
+	}
+}

@@ -335,7 +335,7 @@ func (o *observed) Closed(context.Context) error { return o.existing.Refresh() }
 // After finds the processes and eBPF objects of the observed program.
 func (o *observed) After(context.Context) error {
 	if o.existing.Path == "" {
-		o.trial.Warn("group-shared", "%s shares its control group with others: only its eBPF programs, maps and "+
+		o.trial.Warn(measured.WarnShared, "%s shares its control group with others: only its eBPF programs, maps and "+
 			"resident memory are reported; a unit or a container has a group of its own", o.trial.Arm())
 	}
 	found, err := o.existing.Found(o.trial.Record().Ledger)
