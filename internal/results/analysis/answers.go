@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
@@ -388,6 +389,8 @@ func (p *Prose) memory(t *Table) {
 			p.clause(e, p.opening("holds ", "")+Said(e)+" of "+m.of+p.perUnit(e))
 		case e.Difference != nil:
 			p.difference(e, m.name)
+		default: // the baseline's is missing, so this is not what the arm adds
+			p.clause(e, p.standing(m.name+" is "+Said(e)))
 		}
 	}
 }
@@ -518,7 +521,19 @@ func (s *Summary) Slope(x Term, unit string, largest float64) string {
 			what = unit
 		}
 	}
-	return x.times(many).In(unit) + forEvery + quantity.Thousands(int(many)) + " " + what
+	return x.times(many).In(unit) + forEvery + quantity.Thousands(int(many)) + s.UnitOf(x.Name) + " " + what
+}
+
+// UnitOf returns the unit of a factor's levels as numbers (LevelNumber): " s" if they are durations, and otherwise
+// nothing.
+func (s *Summary) UnitOf(factor string) string {
+	e := lists.Find(s.Estimates, func(e *Estimate) bool { return e.Factors[factor] != "" && e.Factors[factor] != "0" })
+	if e != nil {
+		if _, err := time.ParseDuration(e.Factors[factor]); err == nil {
+			return " s"
+		}
+	}
+	return ""
 }
 
 // times returns the slope per n units.

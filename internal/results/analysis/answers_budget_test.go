@@ -128,3 +128,33 @@ func TestPerThousand(t *testing.T) {
 		}
 	}
 }
+
+// TestPerSecondOfAFactor: a line over durations says that its units are seconds.
+func TestPerSecondOfAFactor(t *testing.T) {
+	levels := []factors{{"every": "500ms"}, {"every": "1s"}, {"every": "1m"}}
+	run, trials := made(measured.Definitions(), levels, func(arm string, at factors) map[string]float64 {
+		every, _ := LevelNumber(at["every"])
+		return map[string]float64{"memory_hard_bytes": map[string]float64{"proxy": 1e6 + 1e5*every}[arm]}
+	})
+	if said := answersOf(t, run, trials); !strings.Contains(said, " more for every 10 s of every)") {
+		t.Error(said)
+	}
+}
+
+// TestMissingBaseline: where the baseline lost a metric, the arm's value is not what the arm adds.
+func TestMissingBaseline(t *testing.T) {
+	run, trials := made(measured.Definitions(), nil, func(arm string, _ factors) map[string]float64 {
+		return map[string]float64{"memory_hard_bytes": 9e6,
+			"cpu_seconds_per_request": map[string]float64{"proxy": 50e-6}[arm] + 20e-6}
+	})
+	for i := range trials {
+		if trials[i].Arm == record.Direct {
+			trials[i].Validity = record.Validity{
+				Reasons: []record.Reason{{Gate: "connections", Message: "few", Voids: []string{"memory_hard_bytes"}}},
+			}
+		}
+	}
+	if said := answersOf(t, run, trials); !strings.Contains(said, "; hard memory is 9.00 MB [") {
+		t.Error(said)
+	}
+}

@@ -2,6 +2,7 @@ package analysis
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -158,10 +159,14 @@ func (p *Prose) Answer() Answer {
 func (p *Prose) base(e *Estimate) *Estimate { return p.Summary.Find(e.Metric, record.Direct, p.At) }
 
 // baseIsZero reports whether the baseline has none of the metric, so that the arm's value is also the difference. It
-// returns false if the baseline's value is withheld, and hence unknown.
+// returns false if the baseline's value is withheld or missing, and hence unknown.
 func (p *Prose) baseIsZero(e *Estimate) bool {
-	base := p.Summary.estimateOf(e.Metric, record.Direct, "", p.At)
-	return base == nil || base.Withheld == "" && base.Value == 0
+	if base := p.Summary.estimateOf(e.Metric, record.Direct, "", p.At); base != nil {
+		return base.Withheld == "" && base.Value == 0
+	}
+	return !slices.ContainsFunc(p.Summary.Missing, func(m Missing) bool {
+		return m.Metric == e.Metric && m.Arm == record.Direct && maps.Equal(m.Factors, p.At)
+	})
 }
 
 // moved describes a difference: "is 9 us [5, 13] higher", or why it is not known.

@@ -288,7 +288,8 @@ func models(s *analysis.Summary) []string {
 			}
 			r := m.ValidRange[t.Name]
 			terms = append(terms, s.Slope(t, m.Terms[0].Unit, r[1]))
-			where = append(where, fmt.Sprintf("%s %s to %s", record.FactorName(t.Name), asSet(r[0]), asSet(r[1])))
+			where = append(where, fmt.Sprintf("%s %s to %s%s", record.FactorName(t.Name), asSet(r[0]), asSet(r[1]),
+				s.UnitOf(t.Name)))
 		}
 		if !matters {
 			continue
