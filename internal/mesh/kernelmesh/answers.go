@@ -44,7 +44,7 @@ func memoryAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 // mapModel describes the fixed size of the maps and what a service adds, counting each map once.
 func (p *prose) mapModel() {
 	for _, m := range p.Summary.Models {
-		if m.Metric != "map_bytes" || m.Arm != p.Arm || len(m.Terms) != 2 {
+		if m.Metric != "map_bytes" || m.Arm != p.Arm || m.Withheld != "" || len(m.Terms) != 2 {
 			continue
 		}
 		fixed, each := m.Terms[0], m.Terms[1]

@@ -199,7 +199,8 @@ func (p *prose) lookups(t *analysis.Table) {
 func (p *prose) holds() {
 	text := strings.TrimSpace(p.Here() + " its maps have " + p.Say("map_bytes"))
 	for _, m := range p.Summary.Models {
-		if m.Metric == "map_bytes" && m.Arm == p.Arm && len(m.Terms) == 2 && m.Terms[1].Value >= 1 {
+		if m.Metric == "map_bytes" && m.Arm == p.Arm && m.Linear && m.Withheld == "" && len(m.Terms) == 2 &&
+			m.Terms[1].Value >= 1 {
 			text += fmt.Sprintf(" (%s and %s for each service)", m.Terms[0].In(quantity.Bytes), m.Terms[1].In(quantity.Bytes))
 		}
 	}
