@@ -2,6 +2,7 @@ package tool
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -64,13 +65,17 @@ func parseWrk(output string, r *Reading) error {
 	if r.Requests == nil || r.Rate == nil {
 		return errors.New("its last lines are missing: there is no \"N requests in\" or no \"Requests/sec\"")
 	}
-	if err := r.either(w.broken, w.late, w.status); err != nil {
-		return err
-	}
 	if r.Tool == "wrk" { // see stats_record in its stats.c
 		r.missing(w.late, "answers that took longer than its timeout")
+		return r.either(w.broken, w.late, w.status)
 	}
-	return nil
+	err := r.either(w.broken, w.status)
+	if w.late > 0 { // see check_timeouts in its wrk.c
+		r.Errors, r.ErrorsAtLeast = nil, w.broken+w.status
+		r.once(fmt.Sprintf("its %d timeouts are no number of requests: every 2 s it counts each connection that has sent "+
+			"nothing for longer than its timeout, be it idle", w.late))
+	}
+	return err
 }
 
 // wrkReader is the state of parsing wrk's text line by line.
