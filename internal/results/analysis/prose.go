@@ -269,7 +269,11 @@ func Pooled(e *Estimate) string {
 	case e.Value == 0 && *e.Hi >= 0.999*stats.NoneBound(e.Trials):
 		return fmt.Sprintf("none (fewer than %.0f %% of such trials have any, at 95 %%)", 100**e.Hi)
 	case e.Value == 0 && *e.Hi < 1e-3:
-		return fmt.Sprintf("none (below %s in a million, at 95 %%)", quantity.Rough(*e.Hi*million, quantity.Count))
+		format := "%.2g"
+		if *e.Hi*million >= 99.5 {
+			format = "%.0f" // without an exponent
+		}
+		return fmt.Sprintf("none (below "+format+" in a million, at 95 %%)", *e.Hi*million)
 	case e.Value == 0:
 		return fmt.Sprintf("none (below %s, at 95 %%)", quantity.Rough(*e.Hi, e.Unit))
 	case e.Lo == nil || e.Hi == nil:
