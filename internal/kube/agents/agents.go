@@ -19,6 +19,7 @@ import (
 
 	appsapi "k8s.io/api/apps/v1"
 	api "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -216,7 +217,16 @@ func (c *Cluster) eachPod(ctx context.Context, namespace, selector string, do fu
 
 // each calls do with each object that matches a selector. It lists the objects page by page.
 func each[T any](ctx context.Context, list pager.ListPageFunc, selector string, do func(*T)) error {
-	p := pager.New(list)
+	p := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		page, err := list(ctx, o)
+		// etcd compacts old versions after some minutes. The refusal then has a token for the rest as it is now.
+		if of, is := errors.AsType[*apierrors.StatusError](err); is && apierrors.IsResourceExpired(err) &&
+			of.ErrStatus.Continue != "" {
+			o.Continue = of.ErrStatus.Continue
+			return list(ctx, o)
+		}
+		return page, err
+	})
 	p.PageSize = pageSize
 	return p.EachListItem(ctx, metav1.ListOptions{LabelSelector: selector}, func(o runtime.Object) error {
 		do(any(o).(*T))
