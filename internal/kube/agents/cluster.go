@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -127,8 +129,12 @@ func podOf(p *api.Pod) cluster.Pod {
 	return pod
 }
 
-// scheduled matches the names of a CronJob's Jobs, which end in minutes since 1970.
-var scheduled = regexp.MustCompile(`^(.+)-\d{8,}$`)
+// scheduled matches the names of a CronJob's Jobs, which end in the minute for which they were scheduled, counted from
+// 1970. Names of other Jobs may end in as many digits, such as those of a date.
+var scheduled = regexp.MustCompile(`^(.+)-(\d{8})$`)
+
+// maxWait is how long after that minute a pod may be created: a Job may be suspended, and pods that fail are replaced.
+const maxWait = 30 * 24 * time.Hour
 
 // workloadOf returns the workload to which a pod belongs, as the user deployed it: a Deployment rather than its
 // ReplicaSet, whose name ends in a hash that is also a label of its pods. The kubelet's own pods belong to no workload.
@@ -144,7 +150,10 @@ func workloadOf(p *api.Pod) (kind, name string) {
 		}
 	case o.Kind == "Job":
 		if m := scheduled.FindStringSubmatch(o.Name); m != nil {
-			return "CronJob", m[1]
+			minutes, _ := strconv.ParseInt(m[2], 10, 64) // 8 digits
+			if wait := p.CreationTimestamp.Sub(time.Unix(60*minutes, 0)); wait > -time.Hour && wait < maxWait {
+				return "CronJob", m[1]
+			}
 		}
 	}
 	return o.Kind, o.Name

@@ -96,10 +96,13 @@ func TestWorkloadOf(t *testing.T) {
 		{"ReplicaSet", "web-5d4f8", "other", "ReplicaSet", "web-5d4f8"},
 		{"ReplicaSet", "web-", "", "ReplicaSet", "web-"},
 		{"Job", "nightly-29123456", "", "CronJob", "nightly"},
+		{"Job", "load-20261130", "", "Job", "load-20261130"}, // a date
+		{"Job", "load-29123999", "", "Job", "load-29123999"}, // after the pod was created
 		{"Job", "once", "", "Job", "once"},
 		{"StatefulSet", "db", "", "StatefulSet", "db"},
 	} {
 		p := &api.Pod{}
+		p.CreationTimestamp = metav1.Unix(60*29123456+3, 0)
 		p.Labels = map[string]string{"pod-template-hash": c.hash}
 		if c.kind != "" {
 			p.OwnerReferences = []metav1.OwnerReference{{Kind: c.kind, Name: c.name, Controller: new(true)}}
