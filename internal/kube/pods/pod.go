@@ -7,6 +7,7 @@ import (
 
 	api "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"tare/internal/experiment/kind"
@@ -54,7 +55,9 @@ func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks, node s
 		pod.Spec.ServiceAccountName, pod.Spec.AutomountServiceAccountToken = account, new(true)
 	}
 	if node != "" {
-		pod.Spec.NodeSelector = map[string]string{api.LabelHostname: node}
+		pod.Spec.Affinity = &api.Affinity{NodeAffinity: &api.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &api.NodeSelector{
+				NodeSelectorTerms: []api.NodeSelectorTerm{named(api.NodeSelectorOpIn, node)}}}}
 	}
 	limits := api.ResourceList{}
 	if cpus := of.Limits.Float("cpus"); cpus > 0 {
@@ -79,6 +82,16 @@ func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks, node s
 		}
 	}
 	return pod
+}
+
+// named returns a term for nodes whose names are In or NotIn the given ones. The label kubernetes.io/hostname may
+// differ from a node's name.
+func named(op api.NodeSelectorOperator, names ...string) (t api.NodeSelectorTerm) {
+	for _, name := range names {
+		t.MatchFields = append(t.MatchFields, api.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: op,
+			Values: []string{name}})
+	}
+	return t
 }
 
 // objectName returns the name of the pod or the Service of a part in a trial.

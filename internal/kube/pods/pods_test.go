@@ -5,6 +5,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -373,6 +374,8 @@ func TestGather(t *testing.T) {
 		return off(node, time.Millisecond, 2*time.Millisecond)
 	}
 	const ms = time.Millisecond
+	vague := answer("c", "")
+	vague.Uncertainty = 300 * ms
 	windows := nodes("w")
 	windows[0].OS = "windows"
 	for _, c := range []struct {
@@ -392,6 +395,8 @@ func TestGather(t *testing.T) {
 			"c: its window began 990ms and ended 10ms after that of the loads"},
 		{"one that ends late", []agents.Answer{answer("a", ""), answer("b", ""), off("c", 0, 300*ms)}, "a b",
 			"c: its window began 0s and ended 300ms after that of the loads"},
+		{"one with a vague clock", []agents.Answer{answer("a", ""), answer("b", ""), vague}, "a b",
+			"c: its clock is known only to 300ms, which is too little for a window of 1s"},
 		{"one too early", []agents.Answer{answer("a", ""), answer("b", ""), off("c", -300*ms, 0)}, "a b",
 			"c: its window began -300ms and ended 0s after that of the loads"},
 	} {
@@ -605,11 +610,17 @@ func TestPodHasNoRights(t *testing.T) {
 		t.Errorf("%s has the environment %+v", pod.Name, c.Env)
 	}
 	if pod.Labels["inject"] != "yes" || pod.Labels[agents.InstanceLabel] != "run" ||
-		pod.Spec.NodeSelector[api.LabelHostname] != "a" || c.Resources.Limits.Cpu().MilliValue() != 1000 {
+		c.Resources.Limits.Cpu().MilliValue() != 1000 {
 		t.Errorf("%+v", pod)
 	}
+	// A node's label kubernetes.io/hostname need not be its name.
+	terms := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	if !reflect.DeepEqual(terms, []api.NodeSelectorTerm{{MatchFields: []api.NodeSelectorRequirement{
+		{Key: "metadata.name", Operator: api.NodeSelectorOpIn, Values: []string{"a"}}}}}) {
+		t.Errorf("%+v", terms)
+	}
 	if direct := p.pod("0", "server", s.Applications["server"], nil, ""); direct.Labels["inject"] != "" ||
-		direct.Spec.RuntimeClassName != nil {
+		direct.Spec.RuntimeClassName != nil || direct.Spec.Affinity != nil {
 		t.Errorf("the baseline has the marks of the mesh: %+v", direct)
 	}
 	s = parse(t, sandboxSpec)

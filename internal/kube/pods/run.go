@@ -188,8 +188,7 @@ func coordinatorPod(o *Order) *api.Pod {
 	// If possible, the coordinator does not run on a node with parts of the trials, whose usage it would add to.
 	s.Affinity = &api.Affinity{NodeAffinity: &api.NodeAffinity{
 		PreferredDuringSchedulingIgnoredDuringExecution: []api.PreferredSchedulingTerm{{Weight: 1,
-			Preference: api.NodeSelectorTerm{MatchExpressions: []api.NodeSelectorRequirement{{Key: api.LabelHostname,
-				Operator: api.NodeSelectorOpNotIn, Values: slices.Compact(slices.Sorted(busy(o)))}}}}}}}
+			Preference: named(api.NodeSelectorOpNotIn, slices.Compact(slices.Sorted(busy(o)))...)}}}}
 	return pod
 }
 
@@ -246,6 +245,8 @@ func Runs(ctx context.Context, c *agents.Cluster, namespace string) (all []*Run,
 func (r *Run) Gone(ctx context.Context, c *agents.Cluster) (lost, err error) {
 	pod, err := c.Core().Pods(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 	switch {
+	case apierrors.IsNotFound(err) && time.Since(r.Made).Abs() < stuckAfter:
+		return nil, nil // the command that has made the run may be about to make its pod
 	case apierrors.IsNotFound(err):
 		return r.lost("its pod was deleted, with its node or by somebody"), nil
 	case apierrors.IsForbidden(err):

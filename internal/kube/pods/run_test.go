@@ -4,15 +4,18 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
@@ -84,8 +87,8 @@ func TestCoordinatorPod(t *testing.T) {
 	if pod.Name != "tare-1" || pod.OwnerReferences[0].UID != "v" || s.RestartPolicy != api.RestartPolicyOnFailure {
 		t.Errorf("%+v", pod)
 	}
-	apart := s.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].Preference.MatchExpressions[0]
-	if apart.Operator != api.NodeSelectorOpNotIn || !reflect.DeepEqual(apart.Values, []string{"a", "b"}) {
+	apart := s.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].Preference.MatchFields
+	if len(apart) != 2 || apart[1].Operator != api.NodeSelectorOpNotIn || apart[1].Values[0] != "b" {
 		t.Errorf("%+v", apart)
 	}
 }
@@ -128,6 +131,63 @@ func TestStuck(t *testing.T) {
 		why, patience := stuck(c.pod)
 		if c.why == "" && why != "" || !strings.Contains(why, c.why) || patience != c.patience {
 			t.Errorf("%s: %q, %v; want %q, %v", c.name, why, patience, c.why, c.patience)
+		}
+	}
+}
+
+// away is an API server that is away for some requests: it answers each with the next status, and then with 404 or an
+// empty list.
+type away struct {
+	statuses []int
+	deleted  int
+}
+
+func (a *away) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	status := http.StatusNotFound
+	switch {
+	case len(a.statuses) > 0:
+		status, a.statuses = a.statuses[0], a.statuses[1:]
+	case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/pods"):
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"kind":"PodList","apiVersion":"v1","items":[]}`)
+		return
+	case r.Method == http.MethodDelete:
+		a.deleted++
+	}
+	w.WriteHeader(status)
+}
+
+func (a *away) cluster(t *testing.T) *agents.Cluster {
+	t.Helper()
+	server := httptest.NewServer(a)
+	t.Cleanup(server.Close)
+	c, err := agents.New(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestTearDown: what belongs to a trial is removed although the API server is away when the trial ends. A refusal is
+// final.
+func TestTearDown(t *testing.T) {
+	for status, deleted := range map[int]int{http.StatusServiceUnavailable: 5, http.StatusForbidden: 2} {
+		x, s := underWay(t, record.Direct), &away{statuses: []int{status}}
+		x.o.Cluster = s.cluster(t)
+		if err := x.tearDown(t.Context()); (err != nil) != (status == http.StatusForbidden) || s.deleted != deleted {
+			t.Errorf("after status %d: %v, and %d of 3 or 6 requests were accepted", status, err, s.deleted)
+		}
+	}
+}
+
+// TestNotYetMade: a run whose Job was just made may have no pod yet. It must not count as lost, because it would be
+// removed.
+func TestNotYetMade(t *testing.T) {
+	c := new(away).cluster(t)
+	for ago, want := range map[time.Duration]bool{0: false, time.Minute: true} {
+		r := &Run{Job: agents.Job{Namespace: "ns", Name: "tare-1"}, Made: time.Now().Add(-ago)}
+		if lost, err := r.Gone(t.Context(), c); err != nil || (lost != nil) != want {
+			t.Errorf("made %v ago: lost %v, %v", ago, lost, err)
 		}
 	}
 }

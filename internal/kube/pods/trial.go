@@ -193,8 +193,13 @@ func apart(w *agents.Window, a *agents.Answer) string {
 	}
 	start := a.Ledger.Window.Start.Add(-a.Offset).Sub(w.Start)
 	end := a.Ledger.Window.End.Add(-a.Offset).Sub(w.End)
-	if max(start.Abs(), end.Abs()) <= max(w.End.Sub(w.Start)/5, 20*time.Millisecond) {
+	tolerated := max(w.End.Sub(w.Start)/5, 20*time.Millisecond)
+	switch off := max(start.Abs(), end.Abs()); {
+	case off+a.Uncertainty <= tolerated:
 		return ""
+	case off <= tolerated:
+		return fmt.Sprintf("its clock is known only to %v, which is too little for a window of %v",
+			a.Uncertainty.Round(time.Millisecond), w.End.Sub(w.Start))
 	}
 	return fmt.Sprintf("its window began %v and ended %v after that of the loads", start.Round(time.Millisecond),
 		end.Round(time.Millisecond))
@@ -638,13 +643,26 @@ func (x *trial) results(ctx context.Context) error {
 	return nil
 }
 
-// tearDown ends the parts, removes the pods, and waits until they are gone.
+// tearDown ends the parts, removes the pods, and waits until they are gone. An API server that is away for a moment
+// does not cost a trial that has been measured.
 func (x *trial) tearDown(ctx context.Context) error {
 	for _, p := range x.all {
 		p.Close()
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()
+	err := x.remove(ctx)
+	for ofServer(err) && pace.Sleep(ctx, poll) == nil { // what stays would run beside the next trials
+		err = x.remove(ctx)
+	}
+	if err == nil {
+		err = gone(ctx, x.o.Cluster, x.o.Owned.Namespace, x.selector())
+	}
+	return err
+}
+
+// remove removes the Services and pods of the trial.
+func (x *trial) remove(ctx context.Context) error {
 	core := x.o.Cluster.Core()
 	var errs []error
 	for name := range x.parts() {
@@ -655,10 +673,7 @@ func (x *trial) tearDown(ctx context.Context) error {
 		errs = append(errs, agents.Removed(core.Pods(x.o.Owned.Namespace).Delete(ctx, object,
 			metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))})))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return x.refused(err, "removing pods")
-	}
-	return gone(ctx, x.o.Cluster, x.o.Owned.Namespace, x.selector())
+	return x.refused(errors.Join(errs...), "removing pods")
 }
 
 // explain adds to an error what happened to the trial's pods. It also records whether an outside cause made the trial
