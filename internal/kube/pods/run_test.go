@@ -17,9 +17,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
+	"tare/internal/experiment/part"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/kube/agents"
+	"tare/internal/scale/ledger"
 )
 
 // order returns an order for a coordinator whose parts run on the nodes a and b.
@@ -189,5 +191,24 @@ func TestNotYetMade(t *testing.T) {
 		if lost, err := r.Gone(t.Context(), c); err != nil || (lost != nil) != want {
 			t.Errorf("made %v ago: lost %v, %v", ago, lost, err)
 		}
+	}
+}
+
+// TestClockSet: a node whose clock is set between the reading of a load's clocks and that of the agents' would run the
+// load at another time than the window.
+func TestClockSet(t *testing.T) {
+	const offset = time.Hour // of the node's clock
+	met := time.Now()
+	p := &playing{node: "b", met: met, took: time.Second, clock: part.Clock{Wall: met.Add(offset).UnixNano()}}
+	w := &agents.Window{Start: met.Add(time.Minute), End: met.Add(70 * time.Second),
+		Offsets: map[string]time.Duration{"b": offset + 3*time.Second}}
+	if jump := p.stepped(w.Start, offset); jump != 0 {
+		t.Errorf("a clock that was not set jumped by %v", jump)
+	}
+	x := underWay(t, record.Direct)
+	x.loads = map[string]*playing{"client": p}
+	if err := x.begin(w); err == nil || !strings.Contains(err.Error(), "the clock of the node b, on which client runs, "+
+		"was set by 3s while the trial was set up") || x.record.Validity.Cause != ledger.Neighbour {
+		t.Errorf("%v, cause %q", err, x.record.Validity.Cause)
 	}
 }

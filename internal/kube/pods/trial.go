@@ -71,8 +71,17 @@ type trial struct {
 type playing struct {
 	*role.Remote
 	clock part.Clock
+	met   time.Time     // when clock was read, by this machine's clock, within half of took
+	took  time.Duration // to connect to the part
 	node  string
 	wants role.Wants
+}
+
+// stepped returns how far the time of day on the part's node has jumped since clock was read. offset is how far it is
+// ahead of this machine's at the time now.
+func (p *playing) stepped(now time.Time, offset time.Duration) time.Duration {
+	passed := time.Duration(now.Add(offset).UnixNano() - p.clock.Wall)
+	return (passed - now.Sub(p.met)).Abs() // now and met have monotonic clock readings
 }
 
 // Trial implements engine.Place.
@@ -193,17 +202,19 @@ func apart(w *agents.Window, a *agents.Answer) string {
 	}
 	start := a.Ledger.Window.Start.Add(-a.Offset).Sub(w.Start)
 	end := a.Ledger.Window.End.Add(-a.Offset).Sub(w.End)
-	tolerated := max(w.End.Sub(w.Start)/5, 20*time.Millisecond)
 	switch off := max(start.Abs(), end.Abs()); {
-	case off+a.Uncertainty <= tolerated:
+	case off+a.Uncertainty <= tolerated(w):
 		return ""
-	case off <= tolerated:
+	case off <= tolerated(w):
 		return fmt.Sprintf("its clock is known only to %v, which is too little for a window of %v",
 			a.Uncertainty.Round(time.Millisecond), w.End.Sub(w.Start))
 	}
 	return fmt.Sprintf("its window began %v and ended %v after that of the loads", start.Round(time.Millisecond),
 		end.Round(time.Millisecond))
 }
+
+// tolerated returns how far a window may be from that of the loads.
+func tolerated(w *agents.Window) time.Duration { return max(w.End.Sub(w.Start)/5, 20*time.Millisecond) }
 
 const noAgent = "it has no agent"
 
@@ -534,11 +545,10 @@ func (x *trial) start(ctx context.Context, as kind.Role, name string, of *kind.P
 	}
 	args = append(args[1:], of.Options.Args(of.Settings())...) // without the command for a process on this machine
 	pod := x.pods[name]
-	remote, clock, err := x.meet(ctx, pod, name, part.To{Reach: at.Address, Args: args})
+	p, err := x.meet(ctx, pod, name, part.To{Reach: at.Address, Args: args})
 	if err != nil {
 		return nil, nil, err
 	}
-	p := &playing{Remote: remote, clock: clock, node: pod.Spec.NodeName}
 	x.mu.Lock()
 	x.all = append(x.all, p)
 	x.mu.Unlock()
@@ -575,22 +585,24 @@ func opaque(err error) error {
 }
 
 // meet connects to a part. It tries repeatedly, because forwarding a port succeeds before the process listens on it.
-func (x *trial) meet(ctx context.Context, pod *api.Pod, name string, to part.To) (*role.Remote, part.Clock, error) {
+func (x *trial) meet(ctx context.Context, pod *api.Pod, name string, to part.To) (*playing, error) {
 	secret := part.Secret{Token: x.o.Token, Pod: pod.Name}
+	p := &playing{node: pod.Spec.NodeName}
 	for begin := time.Now(); ; {
 		c, err := x.dial(ctx, pod, name)
 		if err == nil {
-			var remote *role.Remote
-			var clock part.Clock
-			if remote, clock, err = part.Meet(ctx, name, c, secret, x.o.Version, to, x.cancel); err == nil {
-				return remote, clock, nil
+			asked := time.Now()
+			if p.Remote, p.clock, err = part.Meet(ctx, name, c, secret, x.o.Version, to, x.cancel); err == nil {
+				p.took = time.Since(asked)
+				p.met = asked.Add(p.took / 2)
+				return p, nil
 			}
 		}
 		if fault.CodeOf(err) == fault.Usage || time.Since(begin) > listenWithin {
-			return nil, part.Clock{}, fmt.Errorf("reaching %s: %w", name, err)
+			return nil, fmt.Errorf("reaching %s: %w", name, err)
 		}
 		if err := pace.Sleep(ctx, poll); err != nil {
-			return nil, part.Clock{}, err
+			return nil, err
 		}
 	}
 }
@@ -604,6 +616,12 @@ func (x *trial) begin(w *agents.Window) error {
 			x.record.Validity.Cause = ledger.Neighbour
 			return fmt.Errorf("the clock of the node %s, on which %s runs, is not known: it has no agent that answers", p.node,
 				name)
+		}
+		// The schedule of the load would be that far from the windows of the nodes.
+		if jump := p.stepped(w.Start, offset); jump > tolerated(w)+p.took/2 {
+			x.record.Validity.Cause = ledger.Neighbour
+			return fmt.Errorf("the clock of the node %s, on which %s runs, was set by %v while the trial was set up", p.node,
+				name, jump.Round(time.Millisecond))
 		}
 		s := role.Schedule{Begin: p.clock.MonotonicAt(w.Start.Add(offset)) - int64(x.spec.Warmup),
 			Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration), Stalls: p.wants.Stalls}
