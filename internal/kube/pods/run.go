@@ -283,7 +283,8 @@ func stuck(pod *api.Pod) (why string, patience time.Duration) {
 		return cmp.Or(strings.Trim(pod.Status.Reason+": "+pod.Status.Message, ": "), "its pod has failed"), 0
 	}
 	if why := EndedBefore(pod); why != "" {
-		if pod.Status.ContainerStatuses[0].RestartCount >= most {
+		often := func(s api.ContainerStatus) bool { return s.Name == coordinator && s.RestartCount >= most }
+		if slices.ContainsFunc(pod.Status.ContainerStatuses, often) {
 			return "it has ended " + fmt.Sprint(most) + " times, the last time " + why, 0
 		}
 		return "", 0

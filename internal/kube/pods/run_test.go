@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +112,10 @@ func TestStuck(t *testing.T) {
 	evicted.Status.Reason, evicted.Status.Message = "Evicted", "low on memory"
 	ready := state(api.PodRunning, api.ContainerStatus{})
 	ready.Status.Conditions = []api.PodCondition{{Type: api.PodReady, Status: api.ConditionTrue}}
+	injected := state(api.PodRunning, api.ContainerStatus{RestartCount: 3, State: waits("CrashLoopBackOff"),
+		LastTerminationState: api.ContainerState{Terminated: killed}})
+	injected.Status.ContainerStatuses = slices.Insert(injected.Status.ContainerStatuses, 0,
+		api.ContainerStatus{Name: "added"})
 	for _, c := range []struct {
 		name     string
 		pod      *api.Pod
@@ -129,6 +134,7 @@ func TestStuck(t *testing.T) {
 		{"again and again", state(api.PodRunning, api.ContainerStatus{RestartCount: 3, State: waits("CrashLoopBackOff"),
 			LastTerminationState: api.ContainerState{Terminated: killed}}),
 			"it has ended 3 times, the last time with code 137: OOMKilled", 0},
+		{"beside another container", injected, "it has ended 3 times", 0},
 	} {
 		why, patience := stuck(c.pod)
 		if c.why == "" && why != "" || !strings.Contains(why, c.why) || patience != c.patience {
