@@ -387,7 +387,8 @@ func TestCleanAlone(t *testing.T) {
 func TestCleanFindsRemoved(t *testing.T) {
 	s := apiServer{}
 	s.addRun("jobs/shop/tare-aaaaaa", "kube-system/tare-agent-aaaaa")
-	s["jobs/shop/tare-aaaaaa"].SetCreationTimestamp(metav1.Now())
+	made := metav1.NewTime(time.Now().Add(-30 * time.Second)) // of the 60 that it may live; attach waits for younger ones
+	s["jobs/shop/tare-aaaaaa"].SetCreationTimestamp(made)
 	s.addOurs("secrets/shop/tare-aaaaaa", "jobs/shop/tare-aaaaaa", "tare-run", nil)
 	s.addAgents("tare-agent-aaaaa", "shop/tare-aaaaaa")
 	if _, err := run(t, s, "attach", "-n", "shop"); fault.CodeOf(err) != fault.Invalid {
