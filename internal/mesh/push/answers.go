@@ -74,10 +74,11 @@ func (p *prose) pushed(t *analysis.Table) {
 		case !d.Resolved:
 			text += "; the difference from " + baseline + " is not resolved"
 		default:
-			than := strings.Replace(analysis.TimesOf(e.Ratio), "times as long", "times as long as "+baseline, 1)
-			text += "; on average " + than
-			if e.Ratio != nil && e.Ratio.Value < 1 {
-				text += " than " + baseline
+			switch times := analysis.TimesOf(e.Ratio); {
+			case strings.HasSuffix(times, "as long"):
+				text += "; on average " + times + " as " + baseline
+			case times != "":
+				text += "; on average " + times + " than " + baseline
 			}
 		}
 	}

@@ -20,7 +20,7 @@ func init() {
 	register(Tool{
 		Name: "wrk2", Reads: "its text; --latency adds quantiles", Tested: "44a94c1",
 		Clock: "open loop at a constant rate: from when a request was due by the schedule until its answer is " +
-			"there",
+			"there; it forgets what it saw in its calibration, the first 10 s of a longer run",
 		parse:  parseWrk,
 		result: wrkRate,
 		fork:   &fork{of: "wrk", byArgs: hasRate, byOutput: isWrk2},
