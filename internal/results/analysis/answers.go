@@ -41,8 +41,9 @@ var families = []Family{
 // Register adds a family. Guests register families for their metrics.
 func Register(f Family) { families = append(families, f) }
 
-// inWords returns the answers of the families, in the order in which their metrics are shown. General families, and
-// then saturationAnswers, are asked only if there is no other answer.
+// inWords returns the answers of the families, in the order in which the first metric of each family is shown, and then
+// those of ladderAnswers. General families, and after them saturationAnswers, are asked only if there is no other
+// answer.
 func (s *Summary) inWords(t *Table) (all []Answer) {
 	order := slices.Clone(families)
 	slices.SortStableFunc(order, func(a, b Family) int { return t.defined.Compare(a.Metrics[0], b.Metrics[0]) })
@@ -186,7 +187,8 @@ func (s *Summary) answer(run record.Run, t *Table) {
 	}
 }
 
-// genericAnswers returns an answer for each arm and level: what the arm adds to the baseline.
+// genericAnswers returns an answer for each asked arm at each level, or at the outermost ones if there are many. The
+// answer lists how the arm differs from the baseline.
 func (s *Summary) genericAnswers(run record.Run, t *Table) (all []Answer) {
 	arms := askedArms(run, t)
 	if slices.Contains(arms, record.Direct) {
@@ -257,8 +259,8 @@ func (t *Table) BaselineAndSubjects() []string {
 	return append([]string{record.Direct}, t.Subjects()...)
 }
 
-// cost adds clauses on the time that a unit of work costs. Each kind of time is mentioned once, by the metric defined
-// first, because its costs per connection and per request say the same thing.
+// cost adds clauses on the time that a unit of work costs. A kind of time (metric.Definition.What) often has a cost per
+// connection and another per request, which say the same thing, so only the one that is shown first is mentioned.
 func (p *Prose) cost(t *Table) {
 	var costs []*Estimate
 	for i := range p.Summary.Estimates {
@@ -322,7 +324,8 @@ func (p *Prose) loadsPart(loads []string) string {
 	return fmt.Sprintf(", %.0f %% of it in the %s", 100*share.Value, where)
 }
 
-// adds describes a cost: "adds 3.1 us [2.8, 3.4] of kernel time per connection".
+// adds describes the difference in a cost: "adds 3.1 us [2.8, 3.4] of kernel time per connection". For a cost that the
+// baseline does not have, it describes the cost itself.
 func (p *Prose) adds(e *Estimate, what string) string {
 	d := e.Difference
 	switch {
@@ -336,9 +339,9 @@ func (p *Prose) adds(e *Estimate, what string) string {
 	return "adds " + size(d, e.Unit) + " of " + what
 }
 
-// latency adds clauses on quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what a single
-// request gains or loses. If the machine stalled too often, the clauses are about the requests that no stall touched,
-// and say so.
+// latency adds clauses on quantiles: "p50 is 9 us [5, 13] higher". They compare quantiles, because a difference of
+// quantiles is not the time that any single request gains or loses. If the machine stalled too often, the clauses are
+// about the requests that no stall touched, and say so.
 func (p *Prose) latency(t *Table) {
 	share, running := p.Summary.whileRunning(p.At)
 	while := ""
@@ -379,7 +382,8 @@ var memories = []struct{ metric, of, name string }{
 	{"memory_hard_bytes", "hard memory", "hard memory"}, {"map_bytes", "maps", "memory in maps"},
 }
 
-// memory adds clauses on what the arm holds if the baseline holds nothing, and otherwise on the difference.
+// memory adds a clause on each kind of memory: on the amount that the arm holds if the baseline holds none, and on the
+// difference otherwise.
 func (p *Prose) memory(t *Table) {
 	for _, m := range memories {
 		e := p.Peek(m.metric)
@@ -453,8 +457,8 @@ func (p *Prose) stated(t *Table) {
 	p.pause(spoken > 0)
 }
 
-// perUnit returns how a metric grows with the swept factor, if it does so linearly and the answer is about the last
-// level: " (0.3 MB, and 4.3 MB [4.2, 4.4] more for every 1,000 of count)".
+// perUnit describes how a metric grows with the swept factor: " (0.3 MB, and 4.3 MB [4.2, 4.4] more for every 1,000 of
+// count)". It returns an empty string if the growth is not linear or the answer is not about the last level.
 func (p *Prose) perUnit(e *Estimate) string {
 	for _, m := range p.Summary.Models {
 		if m.Metric == e.Metric && m.Arm == e.Arm {
@@ -597,8 +601,8 @@ func (p *Prose) others(t *Table) {
 	}
 }
 
-// toldByAnother reports whether answers at this level use another metric instead of this one. If stalls touched too
-// many requests, answers use the metric of the requests that no stall touched; otherwise, they use the metric of all
+// toldByAnother reports whether answers at this level use another metric in place of the named one. If stalls touched
+// too many requests, answers use the metric of the requests that no stall touched, and otherwise the metric of all
 // requests.
 func (p *Prose) toldByAnother(t *Table, name string) bool {
 	d := t.defined.Of(name)

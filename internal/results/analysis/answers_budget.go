@@ -89,8 +89,8 @@ func (p *Prose) lines() {
 	}
 }
 
-// componentLines adds a sentence on how a metric of each component grows. If the growth is not linear, the sentence
-// gives the mean slope. A component that may not grow at all is left out.
+// componentLines adds a sentence on how a metric of each component grows. For a component that does not grow linearly,
+// the sentence gives the mean slope alone. It leaves out components whose slope may be 0.
 func (p *Prose) componentLines(metric, name string) {
 	var all []string
 	for _, m := range p.Summary.ComponentModels {
@@ -130,8 +130,8 @@ func (t *Table) partsOf(whole string) (names []string) {
 	return names
 }
 
-// components formats a metric of each component of the subject, sorted by name. If the baseline has the component as
-// well, the text is the difference.
+// components formats a metric of each component of the subject, such as "proxy.client 61 us", sorted by name. For a
+// component that the baseline has as well, it formats the difference.
 func (p *Prose) components(metric string) (all []string) {
 	for i := range p.Summary.Estimates {
 		e := &p.Summary.Estimates[i]

@@ -111,10 +111,10 @@ type asserter struct {
 	levels     map[levelMetric]bool                    // results of concerns
 }
 
-// levelMetric is a metric of a component, or of the whole subject, at a level.
+// levelMetric names a metric at a level, of a component or, if component is empty, of the whole subject.
 type levelMetric struct{ component, metric, level string }
 
-// learned is the key of a dependence between blocks.
+// learned is the key under which asserter.learned keeps the dependences between blocks that it has computed.
 type learned struct {
 	component, metric string
 	against           assertion.Against
@@ -483,7 +483,8 @@ func changes(of assertion.Assertion) func([]stats.Pair) []float64 {
 	return stats.Differences
 }
 
-// dependence returns how much neighbouring blocks of an arm resemble each other in the quantity with the bound.
+// dependence returns how much neighbouring blocks of an arm resemble each other in the quantity that the assertion
+// bounds.
 func (a *asserter) dependence(t *Table, of assertion.Assertion, p place) stats.Dependence {
 	known := learned{of.Component, of.Metric, of.Against}
 	if _, has := a.learned[known]; !has {
@@ -521,8 +522,8 @@ func (a *asserter) paid(t *Table, of assertion.Assertion, p place, c *Check) {
 	c.Blocks, c.Seconds = mean.Blocks, mean.Seconds
 }
 
-// mean returns the mean of an arm, or of its differences from the baseline within blocks, or the relative change of the
-// mean from the baseline's. It also returns the values of the arm.
+// mean returns the mean of the bounded quantity: of the arm's values, of their differences from the baseline within
+// blocks, or, for a change, the arm's mean relative to the baseline's. It also returns the values of the arm.
 func (a *asserter) mean(t *Table, of assertion.Assertion, p place) (e stats.Estimate, values []float64) {
 	values = t.Column(p.at, p.arm, of.Metric)
 	if of.Against == assertion.Value {
@@ -564,8 +565,8 @@ func (t *Table) lost(metric string, p place) (stand []int, lost int) {
 	return stand, lost - whole
 }
 
-// median returns the median of an arm with its interval; lo and hi are the worst ends that any values of the lost
-// blocks could give that interval.
+// median returns the median of an arm with its interval. lo and hi are the worst ends that the interval could have,
+// whatever the values of the lost blocks, and lost is the number of these.
 func (a *asserter) median(t *Table, metric string, p place) (e stats.Estimate, lo, hi float64, lost int) {
 	e = stats.MedianAt(t.Column(p.at, p.arm, metric), a.confidence)
 	stand, lost := t.lost(metric, p)
@@ -582,8 +583,8 @@ func (a *asserter) median(t *Table, metric string, p place) (e stats.Estimate, l
 	return e, with(math.Inf(-1)).Lo, with(math.Inf(1)).Hi, lost
 }
 
-// compared returns the difference of an arm from its baseline, or the relative change; lo and hi are the worst ends
-// that any values of the lost blocks could give its interval. ok is false if a change is undefined because a value is
+// compared returns the difference or relative change of an arm from the baseline. lo and hi are the worst ends that its
+// interval could have, whatever the values of the lost blocks. ok is false if a change is undefined because a value is
 // not above 0.
 func (a *asserter) compared(t *Table, of assertion.Assertion, p place) (e stats.Estimate, lo, hi float64, lost int,
 	ok bool,
@@ -651,7 +652,8 @@ func (c *Check) need(blocks int, perBlock float64) {
 	c.Blocks, c.Seconds = blocks, math.Round(float64(max(blocks-c.N, 0))*perBlock)
 }
 
-// tooFew records that there are too few blocks for a verdict, and how many are needed at least.
+// tooFew records why there is no verdict: the metric was not measured in any block, or in too few. least is the minimum
+// number of blocks for a verdict.
 func (c *Check) tooFew(least int, perBlock float64) {
 	if c.Why = "it was not measured"; c.N > 0 {
 		c.Why = "too few: " + quantity.Counted(c.N, "block")

@@ -69,7 +69,7 @@ func withheldNote(undisturbed bool) string {
 	return "blocks without a value had too few samples for it; in a closed loop those are the slow ones"
 }
 
-// twins holds how far the A/A twins are apart in a metric at a level.
+// twins holds how far apart the A/A twins are in a metric at a level, in the unit of the metric.
 type twins struct {
 	far   float64
 	known bool // the twins have the metric in some block
@@ -190,7 +190,7 @@ func newDifference(d stats.Estimate) *Difference {
 	return &Difference{Interval: newInterval(d), Confidence: d.Confidence, N: d.N, Method: string(d.Method)}
 }
 
-// judge sets the smallest visible difference, and the reason if the difference is not resolved.
+// judge sets the smallest visible difference and, if the difference is not resolved, the reason (Unresolved).
 func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown bool) {
 	visible := stats.Visible(far, e)
 	if e.HasInterval && farKnown {
@@ -282,7 +282,7 @@ func finite(v float64) *float64 {
 }
 
 // dependences estimates, for each metric of each arm, how much the differences of neighbouring blocks resemble each
-// other. It learns from all arms and levels together, because a handful of blocks is too few, and from the arm itself.
+// other. The blocks of one arm are too few for that, so the estimate also rests on those of all arms and levels.
 func (t *Table) dependences() map[armMetric]stats.Dependence {
 	all := map[armMetric]stats.Dependence{}
 	for _, metric := range t.metrics {
@@ -323,8 +323,8 @@ func dependencesOf(series map[string][][]float64) map[string]stats.Dependence {
 	return all
 }
 
-// strongDependence is the lag-1 autocorrelation above which, in simulations, even widened intervals cover only 90 to 93
-// %.
+// strongDependence is the lag-1 autocorrelation above which even widened intervals covered only 90 to 93 % in
+// simulations.
 const strongDependence = 0.6
 
 // warnOfDependence names the metrics whose blocks depend on each other so strongly that even widened intervals may be

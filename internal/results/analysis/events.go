@@ -64,13 +64,13 @@ func EventSums(run record.Run, trials []record.Trial) []EventSum {
 type NodeSum struct {
 	EventSum
 	Node   string
-	Failed int      // number of planned trials in which the node failed, in the valid attempt or else in the last
+	Failed int      // planned trials in which the node failed; each counts with its valid attempt, or else its last
 	Cost   *float64 // median of the metric that EachNode returns; nil if no trial has it
 	Clock  *float64 // largest error of the node's clock in seconds; nil if unknown
 }
 
-// EachNode returns the per-node metric from which the run's first metric over all nodes is computed. The name of the
-// returned definition is empty if there is no such metric.
+// EachNode returns a metric of single nodes: the one that the run's first metric over all nodes combines
+// (metric.Definition.Of). If the run has no metric over all nodes, the name of the returned definition is empty.
 func EachNode(run record.Run) metric.Definition {
 	for _, d := range run.Metrics {
 		if d.Of != "" {

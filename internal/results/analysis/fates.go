@@ -19,8 +19,8 @@ type outcome struct {
 	fates  map[string]fate // by metric that some attempt recorded
 }
 
-// fate says whether a metric of a planned trial is known. The zero value means that no attempt had enough samples for
-// it.
+// fate says whether a metric of a planned trial is known and, if not, why. The zero value means that no attempt had
+// enough samples for the metric.
 type fate struct {
 	told   bool            // some attempt has a valid value
 	again  bool            // known only from a later attempt than the first
@@ -102,13 +102,14 @@ const (
 	reasonUnnamed    = "invalid"
 )
 
-// amongUnanswered is why a trial has no value of a quantile that is above all latencies it saw. It is not a lack of
-// samples: the trials that do have a value are the better ones.
+// amongUnanswered is the reason if a quantile is above all the latencies that a trial measured. Such a trial does not
+// count as one with too few samples, because those that do have a value are the better trials.
 var amongUnanswered = record.Reason{Gate: reasonUnanswered, Cause: ledger.Unknown,
 	Message: "the quantile is among the requests that were not answered"}
 
-// answersUnknown is why a trial of an earlier version has no value of a metric that depends on the answers in its
-// window (metric.Definition.Answers). The slower a trial, the more likely that is, so it is no lack of samples either.
+// answersUnknown is the reason if a metric needs the number of answers in the window (metric.Definition.Answers), and
+// the version of Tare that recorded the trial did not count them. The slower a trial is, the more likely it lacks that
+// number, so it does not count as one with too few samples either.
 var answersUnknown = record.Reason{Gate: reasonAnswers, Cause: ledger.Unknown,
 	Message: "a queue built up, and the version that recorded it did not count the answers in the window"}
 
@@ -149,8 +150,8 @@ func (t *Table) fates(key pool) map[int]fate {
 	return all
 }
 
-// why names what a metric was lost to: the gates, with the causes that tripped them. It is empty if the metric is
-// known.
+// why names the gates that voided the metric, with the causes that tripped them, or tooFew, "failed" or "invalid". It
+// returns an empty string if the metric is known.
 func (f fate) why() string {
 	switch {
 	case f.told:

@@ -18,7 +18,8 @@ const ForecastPart = 0.05
 // mostForecast is the largest number of blocks that an answer mentions as a forecast; tables show larger numbers, too.
 const mostForecast = 1000
 
-// Forecast is how many blocks would resolve a difference of some size in 8 of 10 runs, if the noise stays as it is.
+// Forecast holds the number of blocks with which 8 of 10 runs would resolve a difference of some size, if the noise
+// stays as it is.
 type Forecast struct {
 	Part    float64 `json:"part"`         // the difference, as a fraction of the baseline's value
 	Blocks  int     `json:"blocks"`       // in total
@@ -68,13 +69,14 @@ func (s *Summary) forecast(trials []record.Trial) {
 	}
 }
 
-// byNoise reports whether more blocks could resolve a difference, because neither lag nor losses left it unresolved.
+// byNoise reports whether more blocks could resolve a difference. They cannot if lag, losses or a withheld baseline
+// left it unresolved.
 func byNoise(d *Difference) bool {
 	return d.SmallestVisible != nil && !d.BaselineWithheld() && !strings.HasPrefix(d.Unresolved, LagReason) &&
 		!strings.HasPrefix(d.Unresolved, LossReason)
 }
 
-// undecided is a difference that an answer only reports as not resolved.
+// undecided is a difference that is not resolved, with its name for readers.
 type undecided struct {
 	label string
 	e     *Estimate

@@ -142,7 +142,8 @@ func (p profiles) means(arm string, blocks []int) map[functionKey]float64 {
 	return means
 }
 
-// compareFunctions adds, for each arm at each level, which functions make up its difference from the baseline.
+// compareFunctions adds the comparison of each arm with the baseline, by function and at each level, if both have
+// profiles. It leaves out the A/A twin.
 func (s *Summary) compareFunctions(
 	t *Table, trials []record.Trial, dependences map[armMetric]stats.Dependence,
 ) {
@@ -178,8 +179,8 @@ func (s *Summary) compareFunctions(
 	}
 }
 
-// compare returns which functions make up the difference of an arm at a level; nil if no block has profiles of both the
-// arm and the baseline in one metric.
+// compare breaks down the difference between an arm and the baseline at a level by function. It returns nil if there is
+// no block in which both have a profile of the same metric.
 func (p profiles) compare(
 	s *Summary, t *Table, arm string, at factors, dependences map[armMetric]stats.Dependence,
 ) *Functions {

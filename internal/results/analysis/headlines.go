@@ -11,9 +11,9 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// headlines returns the metrics to show first: those of assertions, those that the answers rest on, and those that the
-// run was asked about, unless all their estimates are 0. Then follows one metric of each remaining family with a
-// resolved difference, except those about the load generator, the largest relative difference first.
+// headlines returns the metrics to show first: those of assertions, those that the answers rest on, and the run's
+// headline metrics of which some estimate is not 0. After them comes one metric of each remaining family with a
+// resolved difference, the largest relative difference first. It leaves out families about the load generator.
 func (s *Summary) headlines(run record.Run, t *Table) []string {
 	names := []string{}
 	measured, some := map[string]bool{}, map[string]bool{} // whether a metric has an estimate, and one that is not 0

@@ -7,8 +7,8 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// At describes a level for a sentence with the run's phrases, in their order: "for a cluster inserted from decoded
-// form". Factors without a phrase follow by name: "at rate 1000, connections 64".
+// At describes a level for use in a sentence. The run's phrases come first, in their order ("for a cluster inserted
+// from decoded form"), and then the factors without a phrase, by name ("at rate 1000, connections 64").
 func (s *Summary) At(level map[string]string) string {
 	var parts []string
 	rest := maps.Clone(level)

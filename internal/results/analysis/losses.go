@@ -136,7 +136,8 @@ func (t *Table) findSelection() {
 	}
 }
 
-// lose lists the losses of each arm, grouping metrics with the same fate, and warns of those beyond chance.
+// lose lists the losses of each arm at each level, and warns of those beyond chance. Metrics that an arm lost in the
+// same blocks for the same reasons share one Loss.
 func (s *Summary) lose(t *Table) {
 	s.Losses = []Loss{}
 	beyond := map[string][]string{}

@@ -85,7 +85,7 @@ func (e *Estimate) hold(why string) {
 	}
 }
 
-// missing sums up why a metric is lost, by the most frequent reason.
+// missing describes the loss of a metric by its most frequent reason: the gate, the cause, and the first message.
 func (t *Table) missing(key pool, at map[string]string, lost []record.Reason) Missing {
 	m := Missing{Metric: key.metric, Arm: key.arm, Factors: levelOf(at),
 		Trials: len(t.outcomes[levelArm{key.level, key.arm}]),

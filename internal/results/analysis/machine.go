@@ -17,8 +17,8 @@ import (
 // This file describes the use of the machine, from the ledgers of all trials of an arm together. Like curves and counts
 // of events, its results are computed from the trials when a run is read, and are not in the summary.
 
-// Budget is the CPU budget of all valid trials of an arm at a level, added up: sums and means add up to the capacity,
-// medians do not.
+// Budget is the sum of the CPU budgets of all valid trials of an arm at a level. It is a sum, because the parts of a
+// sum or mean add up to the capacity, and medians do not.
 type Budget struct {
 	Arm            string
 	Factors        map[string]string

@@ -13,8 +13,8 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// fitModels fits a fixed part and slopes to every cost of every arm but the twin, if all factors of the run are
-// numbers.
+// fitModels fits a fixed part and slopes to every cost of every arm but the twin. It returns nil if the run has fewer
+// than three levels, or a factor whose levels are not numbers.
 func fitModels(t *Table) []Model {
 	if len(t.Levels) < 3 {
 		return nil

@@ -19,7 +19,8 @@ const minPooled = 25
 // PooledMethod is the method of estimates that are shares of the samples of all trials together.
 const PooledMethod = "pooled samples, clustered Wilson"
 
-// uneven is the reason why no claim rests on a pooled share whose interval ends close to the value it is compared with.
+// uneven is the reason why a difference of pooled shares is not resolved, or an assertion about one undecided, although
+// the interval does not contain the value that it is compared with. The interval ends too close to that value.
 const uneven = "its trials differ too much in size or share: its interval may be too narrow"
 
 // burstsOf returns, by metric, the largest design effect of its pooled shares over all levels and arms (stats.Bursts).
@@ -120,7 +121,7 @@ func (t *Table) loseShares(d *Difference, at factors, key pool, bursts float64) 
 	return notes
 }
 
-// worstShares returns the ends of the interval in the two worst cases. The function of computes each interval from the
+// worstShares returns the ends of an interval in the two worst cases; of(base, arm) computes the interval from the
 // counts of the baseline and of the arm. For lo, no sample of the trials that the arm lost counts in the share, and
 // every sample of those that the baseline lost does; for hi, it is the reverse. whole is the number of lost blocks to
 // treat as not run. An end is infinite if there is no interval.

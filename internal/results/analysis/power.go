@@ -41,13 +41,13 @@ type PowerRow struct {
 	independent float64 // what Half would be if blocks were independent
 }
 
-// Need is how many blocks resolve a difference of some size, as a fraction of the baseline's value. Blocks is nil if
-// that is more than 10,000.
+// Need holds the number of blocks that resolve a difference of some size. Part is that size as a fraction of the
+// baseline's value. Blocks is nil if more than 10,000 blocks are needed.
 type Need struct {
 	Part   float64 `json:"part"`
 	Blocks *int    `json:"blocks"`
-	// Dependent is how many blocks it takes if neighbouring blocks depend on each other as much as the run's intervals
-	// allow for; left out if that is not more than Blocks, or more than 10,000.
+	// Dependent is the number of blocks needed if neighbouring blocks depend on each other as much as the run's
+	// intervals allow for. It is nil if it is not larger than Blocks, or larger than 10,000.
 	Dependent *int     `json:"blocks_if_dependent,omitempty"`
 	Seconds   *float64 `json:"seconds"` // time that the number of blocks in Blocks takes
 }

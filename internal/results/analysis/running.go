@@ -67,8 +67,8 @@ func (s *Summary) whileRunning(at factors) (share float64, running bool) {
 	return 0, false
 }
 
-// carriers holds what the loads of trials recorded about the requests that no stall touched. An empty arm in the key
-// stands for all arms of the level.
+// carriers holds, for each metric of the requests that no stall touched, the records of the trials on how many requests
+// stalls touched. An empty arm in the key stands for all arms of the level.
 type carriers map[pool][]*load.Running
 
 // newCarriers returns the carriers of the trials, from the last attempt at each planned trial.

@@ -117,7 +117,7 @@ type Table struct {
 	// outcomes holds one outcome for each planned trial, by block, however often the trial was run. A trial whose attempts
 	// were all interrupted has none.
 	outcomes map[levelArm]map[int]*outcome
-	selected map[armMetric]bool // arms whose losses of the metric are beyond chance
+	selected map[armMetric]bool // arms that lost the metric more often than their twins, beyond chance
 
 	before  map[cell]string    // by trial: the arm that ran right before it in the same block
 	carried map[armMetric]bool // arms that change the metric in the trial after them
@@ -344,16 +344,17 @@ func attemptsOf(trials []record.Trial) [][]record.Trial {
 	return sorted
 }
 
-// Metrics returns the values of one trial by metric: the recorded ones, except those that the recording version of Tare
-// got wrong, and the quantiles of latency for which its histograms have enough samples. The error is about histograms
-// that cannot be read; the other values are valid nevertheless.
+// Metrics returns the values of one trial by metric: the recorded values, and the quantiles of latency for which its
+// histograms have enough samples. It leaves out recorded values that an earlier version of Tare computed from an
+// incomplete number of answers. The error is about histograms that cannot be read; the returned values are valid
+// nevertheless.
 func Metrics(trial record.Trial, defined metric.Set) (map[string]float64, error) {
 	r, err := readingOf(trial, defined)
 	return r.metrics, err
 }
 
-// reading is what the record of a trial says: its values by metric, and for each metric that was measured but has no
-// value, the reason.
+// reading holds what the record of a trial says: the values by metric, and the reasons why metrics that were measured
+// have no value.
 type reading struct {
 	metrics map[string]float64
 	lost    map[string]record.Reason

@@ -33,7 +33,7 @@ type Summary struct {
 	// Headlines are the metrics that a reader wants first (see Summary.headlines).
 	Headlines []string    `json:"headlines"`
 	Disturbed []Disturbed `json:"disturbed,omitempty"` // by level, if stalls of the machine were watched for
-	// Functions holds what makes up the differences of arms, if stacks were sampled.
+	// Functions breaks down the differences of arms in CPU time by function, if stacks were sampled.
 	Functions  []Functions `json:"functions,omitempty"`
 	Workloads  []Workload  `json:"workloads,omitempty"`  // gross, tare and net of applications, if trials were charged
 	Placements []Placement `json:"placements,omitempty"` // places that are charged, if guests record them
@@ -187,7 +187,8 @@ type Difference struct {
 	// large as SmallestVisible is resolved in only about every second run.
 	Found *float64 `json:"found_in_80_percent"`
 
-	// ToResolve is how many blocks would resolve a small difference, if noise left this one unresolved.
+	// ToResolve forecasts how many blocks would resolve a small difference; nil if this one is resolved, or if more
+	// blocks would not help.
 	ToResolve *Forecast `json:"to_resolve,omitempty"`
 
 	// Effective is how many independent blocks the N blocks are worth, since neighbouring ones resemble each other; nil
@@ -241,7 +242,7 @@ type Model struct {
 	Effective *float64 `json:"effective_blocks,omitempty"`
 
 	strong  bool // intervals may still be too narrow
-	unpaced bool // result of Unpaced
+	unpaced bool // a load of the run had no target rate
 	line    *stats.Line
 }
 

@@ -210,8 +210,8 @@ func (s *Summary) whyNothing(run record.Run, t *Table) []string {
 	return reasons
 }
 
-// commonest returns the most frequent reason for losses of one arm at one level, or of all arms for an empty name, with
-// the first message of that reason, which says what to change.
+// commonest describes the most frequent reason for losses of one arm at one level, or of all arms at all levels if arm
+// is empty. It quotes the first message with that reason as an example. It returns an empty string if nothing was lost.
 func (s *Summary) commonest(arm string, at factors) string {
 	count := map[string]int{}
 	first := map[string]string{}
@@ -249,7 +249,8 @@ func plannedBlocks(run record.Run) int {
 	return len(lists.Keyed(run.Plan, func(p record.PlannedTrial) (int, bool) { return p.Block, true }))
 }
 
-// invalidLimit reads gates.invalid from the resolved spec, which has numbers as strings.
+// invalidLimit reads gates.invalid, a fraction, from the resolved spec, which has numbers as strings. It returns
+// invalidPart if the spec does not set it.
 func invalidLimit(spec json.RawMessage) float64 {
 	var s struct {
 		Gates struct {

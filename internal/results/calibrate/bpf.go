@@ -170,8 +170,8 @@ func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
 
 const untimed = "the ledger has no time of a run"
 
-// counted weighs the number of a program's runs. The ledger of a kernel without run statistics has the program without
-// a count; a ledger without the program has lost it.
+// counted weighs the number of a program's runs. On a kernel without run statistics, the ledger has the program but no
+// count, and the weight is missing. If the ledger does not have the program at all, the weight fails.
 func (w weighed) counted(name string) Weight {
 	name += ", runs"
 	const planted = "processes that count their calls"
@@ -229,7 +229,8 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	return append(ws, placed(name, w, how, zero)...), nil
 }
 
-// placed weighs in which groups samples saw a program, and how many samples there were.
+// placed weighs what samples say about where a program ran: its share in the first group, and the number of samples in
+// each group. It returns nil if there was no sampler.
 func placed(name string, w weighed, how string, zero empty) []Weight {
 	if w.hz == 0 {
 		return nil
@@ -287,8 +288,8 @@ func (b *bench) plantProgram(ctx context.Context, steps int, about time.Duration
 }
 
 // share weighs the fraction of the program's time that was in the first group. The processes run it in the ratio 3:1,
-// but their CPUs may differ in speed, for example if one shares its core with a neighbour. The CPU time of their calls
-// shows by how much.
+// but their CPUs may differ in speed, for example if one shares its core with a neighbour. The truth is therefore the
+// ratio of the CPU times of their calls.
 func share(name string, w weighed, planted string) Weight {
 	prog := w.program
 	name += ", part in one of two groups"
@@ -314,8 +315,8 @@ func share(name string, w weighed, planted string) Weight {
 	return missed.fragile()
 }
 
-// minSeen is the minimum number of samples that are due on a CPU for their number to be weighed: random variation is
-// then small compared with the tolerance.
+// minSeen is the minimum number of samples that must be due on a CPU for their number to be weighed. With so many,
+// random variation is small compared with the tolerance.
 const minSeen = 50
 
 // minCalls is the minimum duration of a call with the program, in durations of an empty call, for its samples to be

@@ -31,7 +31,7 @@ type Options struct {
 	Quick bool     // run the short form
 	Only  []string // sections; empty: all
 	Fault Fault    // defect to build in, to see that it is found
-	Say   func(section, what string)
+	Say   func(section, what string) // called before each planting; may be nil
 }
 
 // Fault is a defect that is built into the scale on purpose, to see that calibration finds it.
@@ -70,7 +70,9 @@ type bench struct {
 	report   *Report
 }
 
-// Run calibrates. The report is complete if the error is nil; whether the scale is within tolerance is in Verdict.
+// Run calibrates. Report.Verdict says whether the scale is within tolerance. If some sections could not be weighed, Run
+// returns an error along with the report of the others. If a weight is out of tolerance as well, the error is nil, and
+// the report has warnings in its place.
 func Run(ctx context.Context, o Options) (r *Report, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -216,8 +218,9 @@ func (b *bench) section(ctx context.Context, name string, plantings func() ([]pl
 	return nil
 }
 
-// weigh plants a known cost and reads it. It repeats this while others disturb a weight, and until two tries agree on
-// each weight that noise or chance can spoil. A repeat never depends on whether a single try passed or failed.
+// weigh plants a known cost and reads it. It repeats this, up to the limit tries, while others disturb a weight, and
+// until two tries agree on each weight that noise or chance can spoil. A single try of such a weight never ends the
+// repeats because it passed, which would be biased.
 func (b *bench) weigh(ctx context.Context, section string, p planting) error {
 	b.o.Say(section, p.what)
 	var all [][]Weight
@@ -355,7 +358,8 @@ func majority(all [][]Weight) []Weight {
 	return stands
 }
 
-// used is CPU time in seconds: of the machine, and of this program.
+// used holds CPU time in seconds: busy, stolen and capacity are of the machine, and ours is of this process and of its
+// children that have ended.
 type used struct{ busy, capacity, ours, stolen float64 }
 
 // usage reads the CPU time. Child processes only count once they have been waited for, so all of them must have ended.
@@ -439,7 +443,7 @@ func (b *bench) ledgerOf(ctx context.Context, hz int, do func() error) (l *ledge
 	return l, nil
 }
 
-// oncePerProgram simulates the mistake of adding up maps by program.
+// oncePerProgram builds in the fault MapsTwice: it lists each map once for each program that uses it.
 func oncePerProgram(maps []ledger.Map) (twice []ledger.Map) {
 	for _, m := range maps {
 		for range max(len(m.UsedBy), 1) {

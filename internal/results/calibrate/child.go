@@ -17,7 +17,8 @@ const childTimeout = 2 * time.Minute
 // child is a planted process, a load or a server.
 type child struct{ *role.Child }
 
-// start starts the tare binary with args in a separate group, and waits until it is ready.
+// start starts the tare binary with args in a separate group, and waits until it is ready. If ready is not nil, the
+// content of the child's ready message is decoded into it. The caller must stop the child.
 func (b *bench) start(ctx context.Context, limits placement.Limits, ready any,
 	args ...string) (*child, *placement.Group, error) {
 	g, err := b.group(limits)

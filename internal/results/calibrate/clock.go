@@ -27,8 +27,8 @@ func (b *bench) clock() ([]planting, error) {
 	return all, nil
 }
 
-// rate compares the scale's clock with the kernel's uncorrected clock. The kernel's clock lacks the corrections for
-// network time, which are at most 500 parts in a million.
+// rate compares the scale's clock over d with CLOCK_MONOTONIC_RAW. The latter lacks the corrections for network time,
+// which are at most 500 parts in a million.
 func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 	const planted = "a second by the kernel's uncorrected clock (CLOCK_MONOTONIC_RAW)"
 	both := func() (scale, raw, apart int64) {

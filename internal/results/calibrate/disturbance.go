@@ -28,7 +28,7 @@ type Culprit struct {
 // maxCulprits is the maximum number of culprits that are listed for a weight.
 const maxCulprits = 3
 
-// leastCulprit is the fraction of CPU time below which a process is not listed.
+// leastCulprit is the minimum fraction of the machine's CPU time that a culprit used.
 const leastCulprit = 0.005
 
 // observed holds what the witness saw in one window.
@@ -98,8 +98,8 @@ func disturbanceOf(windows []observed, cpus int, ours owner) (d disturbance, ok 
 	return d, true
 }
 
-// foreign reports whether a task of an unrelated program caused a stall. Kernel threads do not count: they work for
-// others, which may be the scale.
+// foreign reports whether a task of an unrelated program caused a stall. Kernel threads do not count, because they work
+// on behalf of other tasks, perhaps the calibration's own.
 func foreign(s ledger.Stall, ours owner) bool {
 	return s.Cause == ledger.Neighbour && !ours(s.PID, s.Cgroup) && !ledger.KernelThread(s.Comm)
 }

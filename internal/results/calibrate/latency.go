@@ -36,8 +36,8 @@ func (u unanswered) Error() string {
 	return fmt.Sprintf("the server answered %d of %d requests: %s", u.done, u.intended, u.errors)
 }
 
-// weight returns a weight that replaces those that the load should have given. A stall of the machine can leave
-// requests unanswered, too.
+// weight returns the weight that takes the place of those that the load would have had: how many of its requests were
+// answered. A long stall of the machine counts as a disturbance, because it can leave requests unanswered, too.
 func (u unanswered) weight(what string) Weight {
 	return known(what+": requests answered", quantity.Count, float64(u.intended), float64(u.done),
 		Tolerance{Absolute: 0.5},
@@ -260,7 +260,7 @@ const (
 	// leastSpoiling is the minimum time, in seconds, that a CPU must have been away to show in the longest latency. It is
 	// half of that latency's tolerance.
 	leastSpoiling = 0.5e-3
-	// beforeEnd is how long before the end of a stall the server wakes to meet it (pace.SleepUntil).
+	// beforeEnd is how long before the end of a stall the server wakes up, to end it on time (pace.SleepUntil).
 	beforeEnd = 2 * time.Millisecond
 )
 

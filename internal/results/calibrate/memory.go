@@ -29,7 +29,7 @@ func (b *bench) memory() ([]planting, error) {
 	return []planting{{"anonymous, file, shared and socket memory", b.takeMemory}}, nil
 }
 
-// takeMemory compares the group's memory before and after its process has taken some.
+// takeMemory weighs how much the memory of a group grew, by field, when its process took known amounts of each kind.
 func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	o := memoryOrder{Anon: anonBytes, File: fileBytes, Shmem: shmemBytes, Sock: sockBytes}
 	disk, err := diskDir()
@@ -116,7 +116,8 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	return ws, nil
 }
 
-// grown returns the weight of what a field of a group's memory grew by; missing if the kernel does not count it.
+// grown weighs by how many bytes a field of a group's memory grew. The weight is missing if the kernel does not count
+// the field.
 func grown[N int64 | uint64](field string, truth float64, before, after *N, t Tolerance, planted string) Weight {
 	if before == nil || after == nil {
 		return missing(field, quantity.Bytes, planted, "null: this kernel's control groups do not count it")

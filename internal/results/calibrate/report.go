@@ -69,7 +69,7 @@ type Weight struct {
 	Stolen float64 `json:"stolen"` // fraction of the machine that the hypervisor took meanwhile
 	// Stood is set for latencies: the fraction of wake-ups, on all CPUs, that were late by more than 1 ms.
 	Stood   float64 `json:"stood,omitempty"`
-	Longest float64 `json:"longest,omitempty"` // s: by how much the latest of these was late
+	Longest float64 `json:"longest,omitempty"` // delay of the latest of these, in seconds
 	// Cause is what disturbed a weight that was not judged. Culprits are the other tasks that used the most CPU time
 	// meanwhile.
 	Cause    ledger.Cause `json:"cause,omitempty"`
@@ -77,14 +77,15 @@ type Weight struct {
 	// Witness is the source of Others and Stolen: steal-clock or steal-ticks, as in a ledger's noise, or proc-stat if
 	// no witness looked.
 	Witness string `json:"witness"`
-	// Undisturbed is the number of planted things, out of Of, that nothing disturbed according to the witness. They alone
-	// decide the weight. Of is 0 for weights that are not judged in this way.
+	// Undisturbed is the number of planted things, out of Of, that decided the weight because nothing disturbed them
+	// according to the witness. If there were too few of these, all decided it: Undisturbed is then equal to Of for
+	// starts, and 0 for single stalls. Of is 0 for weights that are not judged in this way.
 	Undisturbed int    `json:"undisturbed,omitempty"`
 	Of          int    `json:"of,omitempty"`
 	Parts       string `json:"parts,omitempty"` // what Of counts: starts, single stalls
 
 	sensitive bool // other load on the machine can spoil it
-	chancy    bool // an estimate that chance alone puts out of tolerance at times: the majority of the tries decides
+	chancy    bool // an estimate that chance alone can put out of tolerance, so the majority of the tries decides
 	atLeast   bool // a reading above the truth is no error
 	// spoiled reports whether stalls of the machine explain how far off the weight is; nil: there is no such test.
 	spoiled func(off float64, s stood) bool
@@ -193,7 +194,7 @@ func missing(name, unit, planted, why string) Weight {
 func (w Weight) within(lo, hi float64) Weight { w.Lo, w.Hi = &lo, &hi; return w }
 func (w Weight) noted(note string) Weight     { w.Note = note; return w }
 
-// by records that a weight was judged by the undisturbed parts of what was planted.
+// by records how many of the planted things decided the weight, out of how many, and what they are.
 func (w Weight) by(undisturbed, of int, parts string) Weight {
 	w.Undisturbed, w.Of, w.Parts = undisturbed, of, parts
 	return w

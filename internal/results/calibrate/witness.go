@@ -19,9 +19,9 @@ type stood struct {
 	longest float64 // seconds by which the latest of these was late
 	delays  []int64 // of all wake-ups, in ns, sorted
 
-	// away is the fraction of the machine that others used meanwhile, the hypervisor among them, and stolen the
-	// hypervisor's part. awaySeconds and stolenSeconds are the same in CPU seconds. All four come from a disturbance, not
-	// from these threads.
+	// away is the fraction of the machine's CPU time that others used meanwhile, including the hypervisor, and stolen is
+	// the fraction that the hypervisor used. awaySeconds and stolenSeconds are the same in CPU seconds. All four come
+	// from a disturbance, not from these threads.
 	away, stolen, stolenSeconds float64
 	awaySeconds                 float64
 }
@@ -50,9 +50,9 @@ func (s stood) overTail(q float64) bool { return s.part > (1-q)/10 }
 // asLong reports whether the machine stalled for at least half of the given seconds.
 func (s stood) asLong(seconds float64) bool { return s.longest >= seconds/2 }
 
-// inEach reports whether stalls of the machine may explain that a count is off by the given number of requests. They
-// may if each of the server's stalls, prolonged by the machine's longest stall, would affect enough further requests to
-// change the count by at least half of that number. The rate is in requests per second.
+// inEach reports whether stalls of the machine may explain that a count is off by the given number of requests. It
+// assumes that the machine's longest stall prolonged each of the server's stalls, and compares the number of requests
+// that are due in that time, at a rate per second, with half of the given number.
 func (s stood) inEach(stalls, rate, requests float64) bool {
 	return s.longest*rate*stalls >= requests/2
 }

@@ -16,8 +16,8 @@ import (
 
 // Apart returns the differences between two runs that rule out a comparison of their results; none if the runs are
 // comparable. What is measured may differ, because that is what a comparison is about, and so may the length of the
-// runs. A property that is known for only one of the runs counts as different, and so does a machine whose host name or
-// kernel is unknown, or a cluster whose nodes are.
+// runs. A property that is known for only one of the runs counts as different. So does a machine with an unknown host
+// name or kernel, and a cluster with unknown nodes.
 func Apart(a, b record.Run) (reasons []string) {
 	differ := func(what, x, y string) {
 		if x != y {
@@ -54,9 +54,9 @@ func Apart(a, b record.Run) (reasons []string) {
 	return reasons
 }
 
-// OtherNodes returns the names of the nodes that two runs in clusters do not have in common: only one of the runs had
-// the node, or the machine was another. It returns known as false if a record does not identify all machines. If a run
-// was not in a cluster, there is nothing to know.
+// OtherNodes returns the names of the nodes that two runs in clusters do not have in common: either only one of the runs
+// had a node of that name, or the node was a different machine. known is false if a record does not identify all
+// machines. If one of the runs was not in a cluster, OtherNodes returns no names, and known is true.
 func OtherNodes(x, y record.Environment) (names []string, known bool) {
 	if !x.InCluster() || !y.InCluster() {
 		return nil, true
@@ -116,7 +116,7 @@ func armsOf(spec json.RawMessage) any {
 	return s.Arms
 }
 
-// maxNames is the maximum number of metrics that are named as redefined, and of nodes.
+// maxNames is the maximum number of nodes, or of redefined metrics, that a reason names.
 const maxNames = 4
 
 // redefined returns the metrics that both runs define, but in different ways. Descriptions and presentation do not
