@@ -54,8 +54,8 @@ func Apart(a, b record.Run) (reasons []string) {
 	return reasons
 }
 
-// OtherNodes returns the names of the nodes that two runs in clusters do not have in common: either only one of the runs
-// had a node of that name, or the node was a different machine. known is false if a record does not identify all
+// OtherNodes returns the names of the nodes that two runs in clusters do not have in common: either only one of the
+// runs had a node of that name, or the node was a different machine. known is false if a record does not identify all
 // machines. If one of the runs was not in a cluster, OtherNodes returns no names, and known is true.
 func OtherNodes(x, y record.Environment) (names []string, known bool) {
 	if !x.InCluster() || !y.InCluster() {

@@ -47,8 +47,8 @@ type Comparison struct {
 	Missing  []Missing `json:"missing"`
 	Warnings []string  `json:"warnings"`
 
-	doubted lists.Groups[string, string] // names of changes that a doubt about a run leaves unresolved, by doubt
-	leftOut lists.Groups[string, string] // names of effects, by how many runs of the history used another rule
+	doubted lists.Groups[string, string] // names of changes that are unresolved because of a doubt about a run, by doubt
+	leftOut lists.Groups[string, string] // names of effects, by the text on how many runs of the history used another rule
 }
 
 // Ref identifies a run.
@@ -70,7 +70,7 @@ func refs(sources []Source) []Ref {
 	return all
 }
 
-// Scale is how the effect of a run is expressed.
+// Scale says how the effect of an arm is expressed.
 type Scale string
 
 // The scales: the ratio to the baseline of the same run, the difference from it if there is no ratio, or the value
@@ -149,7 +149,7 @@ type Absent struct {
 // key identifies an effect.
 type key struct{ metric, arm, component, level string }
 
-// effect is the effect in one run.
+// effect is the effect of an arm in one run, and the estimate that it comes from.
 type effect struct {
 	stats.Effect
 	of       *analysis.Estimate
@@ -215,8 +215,9 @@ func sourcesOf(all []Source) (sources []source) {
 // rule returns the metric.Definition.Rule by which the run measured an effect.
 func (s source) rule(k key) int { return s.defined[k.metric].Rule }
 
-// latest returns the latest rule by which a run has an effect: the difference from the baseline, or the value itself if
-// no run has a difference. A metric that a run defines but lost does not make the values of other runs outdated.
+// latest returns the latest rule (metric.Definition.Rule) by which some run has a difference from the baseline or, if
+// no run has one, the value itself. The rule of a run that lost the metric does not count, so it does not make the
+// values of other runs outdated.
 func latest(sources []source, k key) int {
 	for _, scale := range []Scale{Difference, Value} {
 		rule := -1
@@ -280,9 +281,9 @@ func (s source) absent(k key, rule int) Absent {
 	return Absent{Dir: s.dir, Why: "no interval"}
 }
 
-// Compare compares new runs with old ones; the runs of each side must be repeats of the same thing. The history may
-// have more runs of the experiment, from which the variance between runs is estimated; it may include the compared
-// runs. A run that is given twice on one side counts once.
+// Compare compares new runs with old ones. Each side must have at least one run, and the runs of a side must be repeats
+// of the same thing. The history may have more runs of the experiment, and may include the compared ones. It serves to
+// estimate the variance between runs. A run that is given twice on one side counts once.
 func Compare(old, new, history []Source) Comparison {
 	old, new, history = distinct(old), distinct(new), distinct(history)
 	c := Comparison{
@@ -442,7 +443,7 @@ func finite(all ...float64) bool {
 // maxDoubted is the maximum number of metrics that a warning names.
 const maxDoubted = 8
 
-// warn adds what to know before quoting a change.
+// warn adds the warnings that a reader should know before quoting a change.
 func (c *Comparison) warn(old, new []Source) {
 	if expected := float64(c.Compared) * (1 - stats.Confidence); c.Resolved > 0 && expected >= 0.5 {
 		c.Warnings = append(c.Warnings, fmt.Sprintf(

@@ -47,8 +47,8 @@ type Shift struct {
 // MinShiftRuns is the minimum number of runs in which a shift can be found.
 const MinShiftRuns = 10
 
-// Over returns the history of an experiment over its runs. The seed is for the random orders with which
-// stats.ChangePoints tests for shifts.
+// Over returns the history of an experiment over its runs, of which there must be at least one. The seed is for the
+// random orders with which stats.ChangePoints tests for shifts.
 func Over(sources []Source, seed uint64) Course {
 	sources = distinct(sources)
 	c := Course{

@@ -86,7 +86,7 @@ func hasComponents(uses []use, metric string) bool {
 	return slices.ContainsFunc(uses, func(u use) bool { return u.model.Metric == metric && u.model.Component != "" })
 }
 
-// add sets one of a component's costs, unless it is 0 with certainty.
+// add adds the forecast of one cost to its component. It leaves out a forecast whose value and interval are 0.
 func (a *Arm) add(u use, f *Forecast) {
 	if f.Amount == (Amount{}) {
 		return

@@ -30,7 +30,7 @@ const Schema = "tare.plan/v1"
 // Ask is the question that a plan answers.
 type Ask struct {
 	For    map[string]float64 // levels by factor: its full name, or its last part if that is unique
-	Copies float64            // how many there are, such as pods, each with the load of For; 0 means 1
+	Copies float64            // number of copies, such as pods, each with the load of For; 0 means 1
 	Arm    string             // empty: all except the twin and a baseline without a subject
 	Node   *Size              // nil: no number of nodes
 	Prices *Prices            // nil: no price
@@ -98,8 +98,9 @@ type Forecast struct {
 	Machine      string                `json:"machine"`
 	HeldoutError *float64              `json:"heldout_error"`
 	Range        map[string][2]float64 `json:"range"` // the measured range of each factor that the value depends on
-	// Bent is the finding that rules a line out; empty if there is none. If it is set, the interval allows for how far the
-	// measured levels lie from the line, but a cost that bends more sharply between two levels may leave the interval.
+	// Bent is the result of the test that found that the cost is not a line; empty if no test did. If it is set, the
+	// interval allows for how far the measured levels lie from the line, but a cost that bends more sharply between two
+	// levels may leave the interval.
 	Bent string `json:"bent,omitempty"`
 }
 
@@ -207,8 +208,9 @@ func (u use) rank() int {
 	return rank
 }
 
-// Make makes a plan from runs. Of several models of a cost it uses the one with the lowest rank, or the first of
-// these. It rejects levels outside of the range of a model, unless ask.Beyond allows them.
+// Make makes a plan from runs, of which there must be at least one. Of several models of a cost it uses the one with
+// the lowest rank, or the first of these. It returns an error if a run is invalid or ran on several nodes, if a level is
+// outside of the range of a model and ask.Beyond is not set, or if the plan would have no figure at all.
 func Make(sources []comparison.Source, ask Ask) (*Plan, error) {
 	ask.Copies = cmp.Or(ask.Copies, 1)
 	p := &Plan{Schema: Schema, For: ask.For, Copies: ask.Copies, Confidence: stats.Confidence, Arms: []Arm{}}
@@ -349,9 +351,9 @@ func armsOf(sources []comparison.Source, only string) (arms []string) {
 	return arms
 }
 
-// choose returns the models of an arm. For each metric, the model of the whole arm and those of its components come
-// from the same run. All runs that are used have the settings of the run with the best model, so that a total is of one
-// load.
+// choose returns the models to use for an arm. For each metric, the model of the whole arm and those of its components
+// come from the same run. Runs with other settings than the run with the best model are left out, because a total of
+// costs that were measured under different loads would mean nothing. It adds what it left out to p.Conflicts.
 func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []use, err error) {
 	var runs [][]use
 	for _, s := range sources {
@@ -445,8 +447,9 @@ const (
 	noWhole     = "no line was fitted to the whole arm, and its components may not hold all of it"
 )
 
-// otherwise names the settings of an arm, the conditions of its run and the programs in another version that differ
-// between two runs, except for settings that either run sweeps.
+// otherwise names what differs between two runs: settings of an arm, conditions of the run, and versions of programs.
+// It leaves out settings that either run sweeps, and programs that belong to other arms. It returns an empty string if
+// nothing differs.
 func otherwise(a, b record.Run, arm string) string {
 	x, sweptX, errX := settingsOf(a.Spec, arm)
 	y, sweptY, errY := settingsOf(b.Spec, arm)

@@ -31,10 +31,10 @@ func init() {
 const benchWarning = "compare arms of one run (-col /arm); two runs differ by more than their trials show: see " +
 	"tare compare"
 
-// Bench writes the valid values of the trials in the Go benchmark format (golang.org/design/14313-benchmark-format),
-// one line for each attempt, so that benchstat can do its statistics: "benchstat -col /arm FILE" compares the arms.
-// Trials of one arm and level share a name, as repetitions of one benchmark do; benchstat then treats the arms as
-// unpaired.
+// Bench writes the valid values of the trials in the Go benchmark format (golang.org/design/14313-benchmark-format), so
+// that "benchstat -col /arm FILE" compares the arms. It writes a line for each attempt at a trial that has a value which
+// no earlier attempt had. Trials of one arm and level share a name, as repetitions of one benchmark do; benchstat then
+// treats the arms as unpaired.
 func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	trials = slices.Clone(trials)
 	// The baseline goes first: benchstat compares the other arms with the first one that it reads.
@@ -113,7 +113,7 @@ func benchName(run record.Run, t record.Trial) string {
 	return b.String() + "-" + strconv.Itoa(max(run.Environment.CPUs, 1))
 }
 
-// word replaces characters that would end a name or a part of one, or that are not graphic.
+// word replaces characters that would end a name or a part of a name, and those that are not graphic, by underscores.
 func word(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsSpace(r) || !unicode.IsGraphic(r) || r == '/' || r == '=' {

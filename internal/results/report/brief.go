@@ -152,8 +152,8 @@ func bracketed(s *analysis.Summary, shown []string) bool {
 	})
 }
 
-// basis writes whether the run can be trusted, which machine it ran on, and where the rest is. bracketed reports
-// whether there are intervals to explain.
+// basis writes whether the run can be trusted, which machine it ran on, where its files are, and the command that runs
+// it again. bracketed reports whether there are intervals to explain.
 func (t *screen) basis(s *analysis.Summary, run record.Run, bracketed bool) {
 	for _, text := range absent(s) {
 		t.wrap("note:      ", text)

@@ -268,7 +268,7 @@ func (t *screen) history(c *comparison.Course) {
 	t.hidden(len(c.Lines)-len(shown), "further line", " without a shift")
 }
 
-// historyNote explains the lines.
+// historyNote explains what a line of the history shows, and what counts as a shift.
 func historyNote(c *comparison.Course) string {
 	const own = "Each run is against its own baseline; - is a run without a comparable figure."
 	if len(c.Runs) < comparison.MinShiftRuns {

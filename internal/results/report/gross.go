@@ -26,7 +26,7 @@ func grossCells(w ledger.Workload) []string {
 	}
 }
 
-// grossLine returns a row for a terminal: the cells, then the name of their owner.
+// grossLine returns a row for a terminal: the cells, and then the name of the application and its arm.
 func grossLine(cells []string, whose string) string {
 	var b strings.Builder
 	for i, c := range cells {
@@ -41,8 +41,8 @@ func grossLine(cells []string, whose string) string {
 	return b.String() + "  " + whose
 }
 
-// maxGross is the maximum number of rows of the table at a terminal and in Markdown; the HTML report and summary.json
-// have all.
+// maxGross is the maximum number of rows of the table in a terminal and in Markdown. The HTML report and summary.json
+// have all rows.
 const maxGross = 20
 
 // grossOf returns the rows of the summary's table and a note on how to read them. The baseline's twin has no rows if

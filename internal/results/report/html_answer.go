@@ -96,9 +96,9 @@ func (m *dataMaker) shownPlaces() (all []place) {
 	return all
 }
 
-// limits draws the use of CPU limits from medians: eBPF time by samples, split by the pooled samples of the arm, and
-// the rest of the CPU time that the kernel charged. Samples and charges are counted separately, so the rest can come
-// out below 0; it is then drawn as 0.
+// limits adds a bar for the use of CPU limits in each arm at each level. The bar shows medians: the eBPF time by
+// samples, split by context with the pooled samples of the arm, and the rest of the CPU time that the kernel charged.
+// Samples and charges are counted separately, so the rest can be below 0, and is then drawn as 0.
 func (m *dataMaker) limits() {
 	for _, at := range m.shownPlaces() {
 		of := func(metric string) *analysis.Estimate { return m.found(metric, at) }
@@ -144,7 +144,7 @@ func addPart(parts []chartPart, at place, name string, v float64, text string) [
 	return parts
 }
 
-// ran draws where the programs spent their run time, by the pooled samples of each arm.
+// ran adds bars for where the eBPF programs spent their run time, by the pooled samples of each arm.
 func (m *dataMaker) ran() {
 	for _, at := range m.shownPlaces() {
 		names := []struct{ metric, part string }{{"bpf_limited_task_share", partRanTask},
