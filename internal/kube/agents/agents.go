@@ -90,7 +90,7 @@ type Cluster struct {
 	apps   appsv1.AppsV1Interface
 	batch  batchv1.BatchV1Interface
 
-	tunnels sync.Map // by port: the frames that open a tunnel
+	tunnels sync.Map // from a port (int) to the frames that open a tunnel to it ([]byte)
 }
 
 // New returns a client. It does not contact the cluster.
@@ -113,7 +113,7 @@ func wrong(err error) error {
 	return fault.Wrap(err, fault.Usage, "", "see kubectl config view", "the client configuration is invalid")
 }
 
-// Core and Batch return clients of the cluster's own API.
+// Core and Batch return clients of the core and batch groups of the cluster's API.
 func (c *Cluster) Core() corev1.CoreV1Interface    { return c.core }
 func (c *Cluster) Batch() batchv1.BatchV1Interface { return c.batch }
 

@@ -22,8 +22,8 @@ import (
 // Node is a node as the cluster describes it.
 type Node struct {
 	Name                  string
-	Machine               string // boot id of the machine on which it runs
-	Hardware              string // UUID of that machine, also after a reboot; empty if unknown
+	Machine               string // boot ID of its machine, or the node's name if that is unknown
+	Hardware              string // system UUID or machine ID, which a reboot does not change; empty if unknown
 	OS                    string // value of the label kubernetes.io/os
 	Ready                 bool
 	Schedulable           bool // it accepts pods without tolerations

@@ -358,7 +358,7 @@ var ownedResources = []schema.GroupVersionResource{
 type Leftover struct {
 	Job          // has no UID if it is gone, and only other objects are left
 	Run   bool   // an experiment's objects, not agents
-	Of    string // of agents, the NAMESPACE/NAME of the run that has started them; empty if none has, or their Job is gone
+	Of    string // NAMESPACE/NAME of the run that started these agents; empty if no run did, or their Job is gone
 	Ended bool   // their lifetime is over or they were removed, so the cluster should have removed them
 
 	objects []object // if the Job is gone
@@ -430,8 +430,8 @@ func (c *Cluster) Leftovers(ctx context.Context, namespace string) (all []*Lefto
 	return all, hidden, nil
 }
 
-// removeOrphans removes an object of l only if it has no owner, or if its only owner is a Job of the name in l that no
-// longer exists: anybody can give an object the labels of a Job's objects, even one that belongs to something else.
+// removeOrphans removes the objects of a leftover whose Job is gone. It leaves an object that has any other owner than
+// that Job, because anybody can give an object the labels of a Job's objects.
 func (c *Cluster) removeOrphans(ctx context.Context, l *Leftover) error {
 	jobs, err := c.batch.Jobs(l.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + l.Name})
 	if err != nil {
@@ -453,8 +453,9 @@ func (c *Cluster) removeOrphans(ctx context.Context, l *Leftover) error {
 	return err
 }
 
-// Clean removes temporary agents, or the objects of an experiment, and waits until none of them is left but pods that
-// are ending. If some are left, the garbage collector is off or slow, and the hint says how to remove them.
+// Clean removes temporary agents, or the objects of an experiment. It waits for a limited time until their Job is gone
+// and all other objects are gone or being removed. If some are left, the garbage collector is off or slow, and the
+// error has a hint on how to remove them.
 func (c *Cluster) Clean(ctx context.Context, l *Leftover) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanWithin)
 	defer cancel()
@@ -489,8 +490,7 @@ func (c *Cluster) Clean(ctx context.Context, l *Leftover) (err error) {
 }
 
 // RemoveRun removes the Job of a run and, at once, its coordinator's pod. The garbage collector removes everything else
-// that belongs to the Job. It also removes the Secret, because RemoveRun could see who owns the Secret only with the
-// right to read it.
+// that belongs to the Job. That includes the Secret: to see who owns it, RemoveRun would need the right to read it.
 func (c *Cluster) RemoveRun(ctx context.Context, run Job) error {
 	return cmp.Or(c.removeCoordinator(ctx, run), c.removeJob(ctx, run))
 }

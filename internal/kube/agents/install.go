@@ -133,8 +133,8 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 }
 
 // WaitInstalled waits for a limited time until the agent of each node is ready and none is of an earlier installation.
-// Otherwise, the error names nodes without such an agent, or, if the cluster has refused to create one since the given
-// time, has the cluster's reason.
+// If the time is over, the error names the agents that are not ready. If the cluster has refused to create an agent
+// since the given time, WaitInstalled returns the cluster's reason at once.
 func (c *Cluster) WaitInstalled(ctx context.Context, namespace string, since time.Time, within time.Duration) error {
 	for began := time.Now(); ; {
 		set, err := c.apps.DaemonSets(namespace).Get(ctx, installedName, metav1.GetOptions{})
@@ -194,9 +194,9 @@ func admits(namespace string) string {
 
 const byOthers = "change it with the tool that installed it, or remove it first"
 
-// isTheirs reports whether the cluster has an object of o's kind and name that Install has not created. It returns an
-// error as well if that object is not a namespace, because Apply takes over whatever has equal values, or if it is a
-// namespace that refuses the agents' pods.
+// isTheirs reports whether the cluster has an object of o's kind and name that Install has not created. Only for a
+// namespace that admits the agents' pods does it return true without an error. Any other object is an error, because
+// Apply would take it over without a conflict if its values are equal.
 func (c *Cluster) isTheirs(ctx context.Context, o *unstructured.Unstructured) (bool, error) {
 	r, err := c.resource(o)
 	if err != nil {

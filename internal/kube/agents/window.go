@@ -25,7 +25,7 @@ const (
 	connectWithin = 10 * time.Second // to reach a node's agent and read its clock
 	answerWithin  = 15 * time.Second // after the end of the window, plus the lead
 	clockReadings = 5
-	askBefore     = 45 * time.Second // the longest time before a window to ask for it: agents accept a minute
+	askBefore     = 45 * time.Second // agents are asked no earlier before the window; they accept up to a minute
 	// How long before the window the agents are asked for it, so that all can be reached in time: the largest of a
 	// constant plus a time per agent, a multiple of the slowest clock reading, and a fraction of the total time of all
 	// readings divided by atATime. Asking the agents takes about 1/clockReadings of that quotient, or more on a machine
@@ -55,7 +55,7 @@ type reached struct {
 	agent *remote.Agent
 	took  time.Duration // total time of the readings of its clock
 	begin atomic.Int64  // beginning of its window, by this machine's clock in nanoseconds; 0 before it is asked
-	asked atomic.Bool   // there was a connection for the request for a window
+	asked atomic.Bool   // the request for a window has got a connection
 }
 
 var (

@@ -48,8 +48,8 @@ func (x *machine) take(v *view) {
 	}
 }
 
-// counted returns the view of the node that sees most, and the views whose groups count: only that one, or those of all
-// nodes if none sees groups of another.
+// counted returns the best view, which is that of the node whose groups used the most CPU time, and the views whose
+// groups count. If each node sees only its own groups (view.private), all views count, and otherwise only the best.
 func (x *machine) counted() (best *view, views []*view) {
 	best = slices.MaxFunc(x.views, func(a, b *view) int {
 		switch {

@@ -19,8 +19,8 @@ type stood struct {
 	longest float64 // seconds by which the latest of these was late
 	delays  []int64 // of all wake-ups, in ns, sorted
 
-	// away is the fraction of the machine's CPU time that others used meanwhile, including the hypervisor, and stolen
-	// is the fraction that the hypervisor used. awaySeconds and stolenSeconds are the same in CPU seconds. All four come
+	// away is the fraction of the machine's CPU time that others used meanwhile, including the hypervisor. stolen is
+	// the fraction that the hypervisor used. awaySeconds and stolenSeconds are the same in CPU seconds. All four come
 	// from a disturbance, not from these threads.
 	away, stolen, stolenSeconds float64
 	awaySeconds                 float64

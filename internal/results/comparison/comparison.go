@@ -47,8 +47,9 @@ type Comparison struct {
 	Missing  []Missing `json:"missing"`
 	Warnings []string  `json:"warnings"`
 
-	doubted lists.Groups[string, string] // names of changes that are unresolved because of a doubt about a run, by doubt
-	leftOut lists.Groups[string, string] // names of effects, by the text on how many runs of the history used another rule
+	// doubted holds the names of changes that a doubt about a run leaves unresolved, by the text of the doubt. leftOut
+	// holds the names of effects, by the text on how many runs of the history measured them by another rule.
+	doubted, leftOut lists.Groups[string, string]
 }
 
 // Ref identifies a run.

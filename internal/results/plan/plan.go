@@ -209,8 +209,8 @@ func (u use) rank() int {
 }
 
 // Make makes a plan from runs, of which there must be at least one. Of several models of a cost it uses the one with
-// the lowest rank, or the first of these. It returns an error if a run is invalid or ran on several nodes, if a level is
-// outside of the range of a model and ask.Beyond is not set, or if the plan would have no figure at all.
+// the lowest rank, or the first of these. It returns an error if a run is invalid or ran on several nodes, if a level
+// is outside of the range of a model and ask.Beyond is not set, or if the plan would have no figure at all.
 func Make(sources []comparison.Source, ask Ask) (*Plan, error) {
 	ask.Copies = cmp.Or(ask.Copies, 1)
 	p := &Plan{Schema: Schema, For: ask.For, Copies: ask.Copies, Confidence: stats.Confidence, Arms: []Arm{}}

@@ -32,9 +32,9 @@ const benchWarning = "compare arms of one run (-col /arm); two runs differ by mo
 	"tare compare"
 
 // Bench writes the valid values of the trials in the Go benchmark format (golang.org/design/14313-benchmark-format), so
-// that "benchstat -col /arm FILE" compares the arms. It writes a line for each attempt at a trial that has a value which
-// no earlier attempt had. Trials of one arm and level share a name, as repetitions of one benchmark do; benchstat then
-// treats the arms as unpaired.
+// that "benchstat -col /arm FILE" compares the arms. It writes a line for each attempt at a trial, with the values that
+// no earlier attempt had, and no line if there are none. Trials of one arm and level share a name, as repetitions of
+// one benchmark do; benchstat then treats the arms as unpaired.
 func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	trials = slices.Clone(trials)
 	// The baseline goes first: benchstat compares the other arms with the first one that it reads.

@@ -372,7 +372,8 @@ func comparePlaces(a, b place) int {
 	return cmp.Or(cmp.Compare(a.Level, b.Level), cmp.Compare(a.Arm, b.Arm))
 }
 
-// budgets collects the CPU budgets of the arms, ordered by level and arm.
+// budgets collects the CPU budgets of the arms. The totals are ordered by level and arm, and the parts are in the order
+// in which bars show them.
 func (m *dataMaker) budgets() {
 	if n := m.run.Nodes; n != nil && !n.Local {
 		return // the ledgers are of the coordinator's machine, and the trials ran on others

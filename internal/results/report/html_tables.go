@@ -72,7 +72,8 @@ func (d *chartData) curveTables() (all []htmlTable) {
 	return all
 }
 
-// cpuTables returns a table of the CPU budget for each level: a cell for each arm, a row for each part below its bar.
+// cpuTables returns a table of the CPU budget for each level. It has a row for each part that some arm has, grouped by
+// bar, with a cell for each arm. The last rows are the idle time and the capacity.
 func (d *chartData) cpuTables() (all []htmlTable) {
 	for level := range d.Levels {
 		t := htmlTable{Level: d.Levels[level].Name}
@@ -119,7 +120,7 @@ func (d *chartData) cpuTables() (all []htmlTable) {
 	return all
 }
 
-// trialRow is one trial, with cells for the metrics of the head.
+// trialRow is one trial in the table of trials. Its cells are in the order of the metrics in the head.
 type trialRow struct {
 	Index, Block int
 	At           string
@@ -132,6 +133,8 @@ type trialRow struct {
 // maxTrialMetrics is the maximum number of metrics in the table of trials; trials.jsonl has all.
 const maxTrialMetrics = 7
 
+// trialRows returns the table of trials. Its metrics are the first maxTrialMetrics that differ between trials, without
+// those about the load generator.
 func (d *chartData) trialRows() (head []string, rows []trialRow) {
 	var metrics []string
 	for _, m := range d.Metrics {

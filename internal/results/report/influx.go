@@ -94,8 +94,8 @@ func (f *influxFields) text(key, value string) *influxFields {
 	return f.add(key, `"`+strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(clean(value))+`"`)
 }
 
-// influxTag escapes the key or the value of a tag. A backslash at the end would escape the delimiter after it, and the
-// protocol cannot escape a backslash, so an underscore is appended.
+// influxTag escapes the key or the value of a tag. It appends an underscore to a text that ends in a backslash: the
+// backslash would escape the delimiter that follows, and the protocol has no escape for backslashes.
 func influxTag(text string) string {
 	text = clean(text)
 	if strings.HasSuffix(text, `\`) {

@@ -161,8 +161,9 @@ func (m *leadMaker) some(name string) bool {
 	})
 }
 
-// known reports whether columns already cover a metric: for every arm and level that has it, a column has a metric of
-// the same family, such as the same cost per another unit of work. Quantiles do not cover each other.
+// known reports whether the columns already cover a metric. They do if each arm at each level that has the metric also
+// has a metric of the same family in some column, such as the same cost per another unit of work. Different quantiles
+// do not cover each other.
 func (m *leadMaker) known(name string, columns []string) bool {
 	alike := slices.DeleteFunc(slices.Clone(columns), func(column string) bool {
 		return m.defined.FamilyOf(column) != m.defined.FamilyOf(name) ||
@@ -271,8 +272,8 @@ func (t *screen) headline(l *leadTable) {
 	}
 }
 
-// lead writes the table for a terminal and returns the metrics that it shows: as many columns as fit. If there are too
-// many levels it shows only the first and the last ones.
+// lead writes the table for a terminal, and returns the metrics that it shows. It drops the least important columns
+// until a line fits, and levels in the middle if there are too many.
 func (t *screen) lead(l *leadTable) (shown []string) {
 	if len(l.Metrics) == 0 {
 		return nil

@@ -15,8 +15,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// LedgerOptions select what people see of a ledger. The rest is in a row "other", so that each table adds up; the
-// formats for programs have everything.
+// LedgerOptions select the rows of a ledger in the text for people. Each table sums up what it leaves out in a row
+// "other", so that it adds up. The formats for programs have everything.
 type LedgerOptions struct {
 	Top   int // rows of a table, the biggest first; 0: 10, negative: all
 	Depth int // levels of control groups below the root; deeper groups are added to the row above them; 0: all
@@ -104,7 +104,7 @@ func each(all iter.Seq[*ledger.Ledger], write func(*ledger.Ledger) error) error 
 	return nil
 }
 
-// withoutOwn returns a ledger without Tare's own programs: their cost is in the section on Tare itself.
+// withoutOwn returns a copy of a ledger without Tare's own programs, because the section on Tare itself has their cost.
 func withoutOwn(l *ledger.Ledger) *ledger.Ledger {
 	others := *l
 	others.Programs = slices.DeleteFunc(slices.Clone(l.Programs), func(p ledger.Program) bool { return p.Own })

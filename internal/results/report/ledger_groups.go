@@ -12,7 +12,8 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// usage is what groups used without the groups below them, in nanoseconds and bytes; nil if unknown.
+// usage holds the resources that groups used themselves, without the groups below them. Times are in nanoseconds, and
+// memory is in bytes; an unknown value is nil.
 type usage [5]*int64
 
 // The columns of usage.
@@ -77,8 +78,8 @@ type groupRow struct {
 	*ledger.Cgroup
 	used   usage
 	groups int  // number of groups included, itself among them
-	above  bool // groups below it are elsewhere in the table
-	lacks  int  // number of groups in other rows whose CPU time is not counted, and so is in that of this row
+	above  bool // other rows have groups below this one
+	lacks  int  // number of groups in other rows that have no CPU counter, so that this row includes their CPU time
 }
 
 // GroupTree holds the groups of a ledger, and what each used without the groups below it.
@@ -127,8 +128,8 @@ func (t *GroupTree) named(i int) bool {
 	return c.Charge != "" && (t.Above(i) < 0 || t.groups[t.Above(i)].Charged != c)
 }
 
-// smallPart sets which groups are too small for a row: those with less than 1/smallPart of the total in every column.
-// It is ignored if all rows are asked for.
+// A group with less than 1/smallPart of the total in every column is too small for a row, unless all rows are asked for
+// or a rule names the group.
 const smallPart = 1000
 
 // rows returns the groups that the options ask for, the biggest first, and groups with other rows below them last. A
@@ -218,7 +219,8 @@ func depth(path string) int {
 	return strings.Count(path, "/")
 }
 
-// name returns the name of a row's groups with their charge and, if rule is true, the rule.
+// name returns the title of a row: the name of its group, what else the row includes, the charge and, if rule is true,
+// the rule that the charge comes from.
 func (r *groupRow) name(rule bool) string {
 	var what []string
 	switch {

@@ -17,7 +17,8 @@ var sandboxHead = []string{"CPU gross", "net", "tare", "PSS gross", "net", "tare
 // mostFindings is the maximum number of findings in the text for people; the JSON form has all.
 const mostFindings = 20
 
-// sandboxes writes what each sandbox uses, by component, where that is charged, and the findings.
+// sandboxes writes what each sandbox uses by component, how much memory is charged to its own groups and to others, and
+// the findings.
 func (t *screen) sandboxes(l *ledger.Ledger) {
 	if len(l.Sandboxes) == 0 {
 		return

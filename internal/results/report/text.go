@@ -36,7 +36,7 @@ type Options struct {
 	Ledger LedgerOptions
 }
 
-// Text writes a summary for a terminal: the question, the answer, then the evidence.
+// Text writes a summary for a terminal: a brief report or, with Options.All, one with every metric, note and model.
 func Text(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	t := newText(w, o)
 	if o.All {

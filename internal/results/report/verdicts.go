@@ -42,9 +42,9 @@ func verdicts(s *analysis.Summary) []checked {
 	return all
 }
 
-// shownAs reports whether a check shows its interval without the confidence: if tables and answers show the same
-// interval, or if it is the interval of a change, which is shown nowhere else. Checks of a run that continues until it
-// is decided have wider intervals than its tables.
+// shownAs reports whether the interval of a check needs no note of its confidence. It needs none if the tables show the
+// same interval, or if it is the interval of a change, which the tables do not show. It needs one if the run went on
+// until its assertions were decided, because the intervals of its checks are then wider than those of the tables.
 func shownAs(s *analysis.Summary, c *analysis.Check) bool {
 	same := func(lo, hi *float64) bool { return lo != nil && hi != nil && *lo == *c.Lo && *hi == *c.Hi }
 	return slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool {

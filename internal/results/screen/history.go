@@ -60,7 +60,7 @@ func point(v float64) float32 {
 // most returns how many ticks are kept for a number of rows.
 func (h *history) most(rows int) int { return max(mostPoints/max(rows, len(h.rows), 1), 1) }
 
-// forgotten reports whether no value is known any more.
+// forgotten reports whether all kept values of a row are unknown.
 func forgotten(values []float32) bool {
 	for _, v := range values {
 		if v == v {

@@ -42,7 +42,7 @@ func shown(name string, cells int) string {
 	return b.String()
 }
 
-// clipped ends text in "~", within the given number of cells.
+// clipped cuts a text so that it fits into the given number of cells together with a "~" at its end.
 func clipped(s string, cells int) string {
 	used := width(s)
 	for s != "" && used >= cells {
@@ -63,7 +63,7 @@ func width(s string) (cells int) {
 	return cells
 }
 
-// left and right pad such text to a number of cells.
+// left and right pad a text that the function shown has escaped to a number of cells; left puts it on the left.
 func left(s string, cells int) string  { return s + strings.Repeat(" ", max(cells-width(s), 0)) }
 func right(s string, cells int) string { return strings.Repeat(" ", max(cells-width(s), 0)) + s }
 

@@ -30,7 +30,7 @@ func (m *Model) View() tea.View {
 	return v
 }
 
-// screen returns the lines of the screen, no wider and no more than fit.
+// screen returns the lines of the screen. They fit into its width and height.
 func (m *Model) screen() []string {
 	if m.width < leastWidth || m.height < leastHeight {
 		says := fmt.Sprintf("%s needs %dx%d, not %dx%d: enlarge the window, or q", m.options.Command, leastWidth,
@@ -123,7 +123,7 @@ func (m *Model) budget() []string {
 	return append(lines, busy+sparkline(m.history.of(busyKey), 1, m.width-width(busy)))
 }
 
-// bar draws each part of the budget with its sign, in a colour that says the same.
+// bar draws each part of the budget with its sign, in the colour of that sign.
 func (m *Model) bar(parts []report.Part, capacity float64) string {
 	var b strings.Builder
 	for rest := report.Bar(parts, capacity, m.width-2); rest != ""; {
