@@ -45,7 +45,7 @@ type account struct {
 
 func (a *account) add(figure int, s side, n int64) { a.sums[figure][s] += n }
 
-// mark records an unknown part of a figure. missing means that the part is in no group's figure.
+// mark records that a figure has an unknown part on a side. missing means that no group's figure includes the part.
 func (a *account) mark(figure int, s side, missing bool) {
 	a.unknown[figure]++
 	a.in[figure] |= 1 << s

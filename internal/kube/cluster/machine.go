@@ -48,8 +48,8 @@ func (x *machine) take(v *view) {
 	}
 }
 
-// counted returns the best view, which is that of the node whose groups used the most CPU time, and the views whose
-// groups count. If each node sees only its own groups (view.private), all views count, and otherwise only the best.
+// counted returns the best view, and the views whose groups count. If all views are private, all of them count, and the
+// best is the one with the most CPU time in its budget. Otherwise only the best counts, which is then not private.
 func (x *machine) counted() (best *view, views []*view) {
 	best = slices.MaxFunc(x.views, func(a, b *view) int {
 		switch {

@@ -43,7 +43,7 @@ type Merger struct {
 	// containers holds the containers of the node that is being added. They become rows at once, because no other node
 	// has them.
 	containers map[key]*account
-	more       account             // containers without a row
+	more       account             // usage of the containers beyond MaxRows, which share one row
 	warnings   map[string]*Warning // by code and message
 	names      map[string]string   // interned names
 	applied    []bool              // by rule: whether it has matched a container
@@ -213,8 +213,8 @@ func (r *Row) compare(o *Row) int {
 		strings.Compare(r.Node, o.Node), strings.Compare(r.Component, o.Component))
 }
 
-// By returns the rows of a view: workload, namespace, component, node or container. The rows of nodes end with those
-// of shared machines.
+// By returns the rows of a view: workload, namespace, component, node or container; nil for any other name. The rows of
+// shared machines follow those of nodes.
 func (c *Cluster) By(view string) []*Row {
 	switch view {
 	case "workload":

@@ -109,7 +109,8 @@ func screenRow(view string, r *cluster.Row, seconds float64) *screen.Row {
 	}}
 }
 
-// budgetParts returns the parts of the CPU time of all machines.
+// budgetParts returns the parts of the CPU time of all machines, in seconds. What no rule names is not part of
+// workloads, unlike in net.
 func budgetParts(c *cluster.Cluster) []report.Part {
 	s, b := &c.Total.CPU, &c.Capacity
 	net := report.Part{Line: "workloads", Sign: '#', Seconds: s.NetKnown(), Unknown: s.Net == nil}

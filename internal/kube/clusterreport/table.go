@@ -53,7 +53,7 @@ func tare(s cluster.Split, number func(float64) string) string {
 	return cell(s.Tare, s.TareKnown(), number)
 }
 
-// columns are for text, everyColumn for a page.
+// columns are the columns of tables in a terminal. everyColumn adds those for pages and Markdown.
 var (
 	columns = []column{
 		{"CPUs", func(u *cluster.Usage) string { return gross(u.CPUs, inCPUs) }},

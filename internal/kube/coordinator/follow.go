@@ -111,7 +111,7 @@ func (c *Client) Fetched(ctx context.Context) error {
 type Followed struct {
 	Client *Client
 	Open   func(record.Run) (*record.Writer, error) // creates the copy of the run directory, or opens an unfinished copy
-	Gone   func(context.Context) (lost, err error)  // lost: why the coordinator will not answer; nil if it may
+	Gone   func(context.Context) (lost, err error)  // lost: why the coordinator will never answer; nil if it still may
 	Log    io.Writer
 
 	Copy    *record.Writer // nil until the run directory exists

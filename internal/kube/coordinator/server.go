@@ -40,7 +40,7 @@ type Status struct {
 	End    *End   `json:"end"`    // nil while the run is under way
 }
 
-// End is how a run ended: successfully, by an interruption, or with an error.
+// End says how a run ended: successfully, by an interruption, or with an error.
 type End struct {
 	Interrupted bool       `json:"interrupted"`
 	Code        fault.Code `json:"code"`
@@ -56,7 +56,7 @@ func endOf(err error) *End {
 		Hint: fault.HintOf(err)}
 }
 
-// Err returns the error with which the run ended.
+// Err returns the error with which the run ended; nil if it succeeded, and context.Canceled if it was interrupted.
 func (e *End) Err() error {
 	switch {
 	case e.Interrupted:
@@ -93,6 +93,7 @@ func NewServer(dir string, interrupt func()) *Server {
 // Fetched returns a channel that is closed once a follower has everything.
 func (s *Server) Fetched() <-chan struct{} { return s.fetched }
 
+// tell changes the state, and wakes up the requests that wait for news.
 func (s *Server) tell(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,8 +119,8 @@ func (s *Server) Holds(trials int64) { s.tell(func() { s.begun, s.trials = true,
 // End records that the run is over.
 func (s *Server) End(err error) { s.tell(func() { s.end = endOf(err) }) }
 
-// Recorder is a run directory that reports its size to a Server. It adds what was installed in the cluster, which only
-// trials show, to the versions of what the run weighs.
+// Recorder is a run directory that reports its size to a Server. After each trial it adds the images that were installed
+// in the cluster to the versions in run.json, because only the results of trials contain them.
 type Recorder struct {
 	*record.Writer
 	Server *Server

@@ -1,5 +1,5 @@
 // Package plugin implements kubectl-tare, which kubectl runs as "kubectl tare", with one file for each command. Like
-// package cli it prints to the terminal and decides the exit code, which is one of tare's.
+// package cli, it prints to the terminal and decides the exit code. The exit codes are the same as those of tare.
 package plugin
 
 import (

@@ -29,7 +29,7 @@ import (
 const (
 	quiet      = 2 * time.Second        // after this time without a new event, missing events count as lost
 	whole      = 500 * time.Millisecond // the same time if no event is missing
-	drainMost  = 30 * time.Second
+	drainMost  = 30 * time.Second       // the longest wait for events after the end of the loads
 	refusedIn  = 500 * time.Millisecond // how long the API server may take to refuse access to a log
 	logHistory = 60                     // seconds of a log that are read from before the time when following starts
 	maxLine    = 64 << 10               // bytes of a line that are looked at; the rest is skipped
@@ -45,7 +45,7 @@ type logs struct {
 	counts map[string]*count // by node
 }
 
-// count is the count of one node.
+// count holds the number of events in the log of one node.
 type count struct {
 	From time.Time // by the node's clock: earlier lines are not counted
 	N    int64

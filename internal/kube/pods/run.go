@@ -55,7 +55,7 @@ type Run struct {
 	agents.Job
 	Experiment string
 	Made       time.Time
-	Agents     agents.Job // that other Job, which owns temporary agents too; without UID until it is found
+	Agents     agents.Job // the Job of the rights for agents and of temporary agents; without UID until it is found
 
 	looked time.Time // when Gone first saw that the pod does not run
 }
@@ -78,7 +78,7 @@ const (
 	caKey     = "agents-ca"
 	secretKey = "agents-password"
 	maxOrder  = 64 << 20 // bytes
-	most      = 3        // times that a coordinator may end with an error
+	most      = 3        // restarts after which a coordinator that ends with an error is given up
 )
 
 // NewRun returns a run with a new name. Nothing of it exists before Start.
