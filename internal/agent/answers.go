@@ -53,8 +53,9 @@ func (s *scrapes) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s.writers.write(rw, a.Bytes())
 }
 
-// answer returns the answer to a request: the last one, if that was to the same request and from the same reading of
-// the counters, and a new one otherwise. The caller must release it.
+// answer returns the answer to a request. It returns the last answer again if that was to the same request and has the
+// same reading of the counters. The answer is an error if there are too many scrapes or the metrics cannot be encoded.
+// The caller must release it.
 func (s *scrapes) answer(r *http.Request) *answer {
 	a := &answer{readers: 1, header: http.Header{}, status: http.StatusOK,
 		asked: slices.Concat(r.Header["Accept"], []string{""}, r.URL.Query()["name[]"])}
@@ -224,7 +225,7 @@ func (w *writers) write(rw http.ResponseWriter, data []byte) {
 	}
 }
 
-// remove takes a writer from the list, if it is there. The caller holds the lock.
+// remove removes a writer from the list, if it is there. The caller must hold w.mu.
 func (w *writers) remove(one *writer) {
 	w.all = slices.DeleteFunc(w.all, func(other *writer) bool { return other == one })
 }

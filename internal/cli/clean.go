@@ -138,7 +138,7 @@ func pinsSince(trees []string) ([]string, error) {
 	return bpf.PinsSince(first)
 }
 
-// binary is a path that names the running tare binary even if the file is replaced.
+// binary is a path that leads to the running tare binary, even if the file from which it was started is replaced.
 type binary struct {
 	path string
 	dir  *files.Scratch

@@ -92,7 +92,8 @@ Runs that differ in machine, kernel, spec or metric definitions, and invalid run
 	return c
 }
 
-// compare writes the comparison in the requested format to out, and as HTML to page if that was requested.
+// compare writes the comparison or, without args, the history in the requested format to out, and as HTML to page if
+// that was requested.
 func compare(out, page io.Writer, args []string, f compareFlags) error {
 	write, err := report.Comparisons.Writer(f.show.Format)
 	if err != nil {

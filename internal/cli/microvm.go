@@ -90,8 +90,8 @@ func (f *microvmFlags) command(
 	}
 }
 
-// logged writes an error to the log, in runc's format: containerd reads there why a command failed. It returns the
-// error.
+// logged appends an error to the file of --log, in runc's format, because containerd reads there why a command failed.
+// It returns the error, together with that of writing the log if there is one.
 func (f *microvmFlags) logged(err error) error {
 	var status exitStatus
 	if err == nil || f.log == "" || errors.As(err, &status) {

@@ -17,8 +17,8 @@ import (
 	"tare/internal/scale/profile"
 )
 
-// profiler takes a profile during a window, and writes it to a file. Without a file it does nothing; begin, end and
-// write also accept a nil profiler.
+// profiler takes a profile during a window, and writes it to a file. If the name of the file is empty, its methods do
+// nothing. begin, end and write also accept a nil profiler.
 type profiler struct {
 	file string
 	say  io.Writer // receives a summary of the profile

@@ -78,7 +78,7 @@ const leastShare = 0.01
 func carries(cpus int) int { return max(1, min(25*cpus/2, 50)) }
 
 // nodeShare returns the share of its machine that each node's trial gets. The groups of all local nodes together have
-// the CPU weight of one other group, so the process that reads the counters need not wait for the measured processes.
+// the CPU weight of one other group, so that the measured processes do not delay the process that reads the counters.
 func nodeShare(r *record.Nodes) cluster.Share {
 	if !r.Local {
 		return cluster.Share{}

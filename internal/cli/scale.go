@@ -51,7 +51,7 @@ func (f *scaleFlags) register(fs *pflag.FlagSet) {
 		"samples per second on each CPU; with 0, eBPF time is not split by who pays for it")
 }
 
-// scaleOptions holds the options for which scaleFlags ask.
+// scaleOptions holds what scaleFlags select, ready for use.
 type scaleOptions struct {
 	meter     meter.Options
 	rules     []charge.Rule

@@ -314,7 +314,7 @@ func (f tryFlags) workloads() ([]workload, error) {
 	return chosen, nil
 }
 
-// workload returns the one that --load names: a reference workload, or a kind of load with its defaults.
+// workload returns the workload that --load names: a reference workload, or a kind of load with its defaults.
 func (f tryFlags) workload() (workload, error) {
 	for _, w := range workloads {
 		if w.name == f.load {

@@ -119,8 +119,8 @@ func (s *Server) Holds(trials int64) { s.tell(func() { s.begun, s.trials = true,
 // End records that the run is over.
 func (s *Server) End(err error) { s.tell(func() { s.end = endOf(err) }) }
 
-// Recorder is a run directory that reports its size to a Server. After each trial it adds the images that were installed
-// in the cluster to the versions in run.json, because only the results of trials contain them.
+// Recorder is a run directory that reports its size to a Server. After each trial it adds the images of what was
+// installed in the cluster to the versions in run.json, because only the results of trials contain them.
 type Recorder struct {
 	*record.Writer
 	Server *Server

@@ -100,8 +100,8 @@ func refused(err error, namespace, doing string) error {
 	return fault.Wrap(err, fault.Machine, "namespace "+namespace, agents.Hint(err), "%s failed", doing)
 }
 
-// TrialTakes is the extra time that a trial takes in pods, compared with one on a machine: pods have to become ready and
-// to be removed. It was measured on the test cluster, with sidecars.
+// TrialTakes is the extra time that a trial takes in pods, compared with one on a machine: pods have to become ready
+// and to be removed. It was measured on the test cluster, with sidecars.
 const TrialTakes = 9 * time.Second
 
 // longestWindow is the longest window of an agent.
@@ -250,9 +250,9 @@ func taking(nodes []agents.Node) (names []string) {
 	return names
 }
 
-// Spread adapts an experiment on nodes to the number of nodes that take pods. It returns the names of the nodes on which
-// the experiment runs, and the text of ScaleNodes on what it changed. If the experiment does not run on nodes, Spread
-// changes nothing and returns no names.
+// Spread adapts an experiment on nodes to the number of nodes that take pods. It returns the names of the nodes on
+// which the experiment runs, and the text of ScaleNodes on what it changed. If the experiment does not run on nodes,
+// Spread changes nothing and returns no names.
 func Spread(s *spec.Spec, nodes []agents.Node) (names []string, changed string) {
 	if s.MostNodes() == 0 {
 		return nil, ""

@@ -60,7 +60,7 @@ type trial struct {
 	loads  map[string]*playing
 	all    []*playing
 	silent []string // nodes that gave no window, with the reason
-	lost   []string // those of silent that have an agent, or had one in this run
+	lost   []string // entries of silent for nodes that have an agent, or had one in this run
 
 	nodes   []string          // nodes that are weighed; empty: all
 	nodeOf  map[string]string // by part; one without an entry may run anywhere
@@ -320,6 +320,7 @@ func (x *trial) setUp(ctx context.Context) error {
 	return pace.Sleep(ctx, x.spec.Settle())
 }
 
+// each calls do for all parts at the same time, and returns the first error once all calls have returned.
 func (x *trial) each(parts map[string]*kind.Part, do func(string, *kind.Part) error) error {
 	var g errgroup.Group
 	for name, of := range parts {
@@ -472,7 +473,7 @@ func imagesOf(pods map[string]*api.Pod) map[string]string {
 	return images
 }
 
-// runs records the images of the subject's containers.
+// runs records the images of the subject's containers as what the subject consists of.
 func (x *trial) runs(images map[string]string) (err error) {
 	x.record.Subject, err = json.Marshal(record.Installed{Images: images})
 	return err
@@ -607,7 +608,8 @@ func (x *trial) meet(ctx context.Context, pod *api.Pod, name string, to part.To)
 	}
 }
 
-// begin sends the loads the time at which to begin, each by the clock of its node.
+// begin sends each load the time at which to begin, by the clock of its node. It returns an error if it took so long
+// that the time has passed.
 func (x *trial) begin(w *agents.Window) error {
 	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
 		p := x.loads[name]
