@@ -1,6 +1,6 @@
-// Package deploy holds the files that run tare-agent permanently: Kubernetes manifests, Prometheus' rules and alerts,
-// and a Grafana dashboard. Its only code embeds the manifests in programs; the tests check these files with the
-// programs that read them. README.md says how to use them.
+// Package deploy holds the files for running tare-agent permanently: Kubernetes manifests, rules and alerts for
+// Prometheus, and a Grafana dashboard. Its only code embeds the manifests. Its tests check the files with the programs
+// that read them, such as promtool. README.md says how to use the files.
 package deploy
 
 import _ "embed" // for the manifests
@@ -16,7 +16,8 @@ var AgentManifests []byte
 //go:embed kubernetes/weigh.yaml
 var WeighRights []byte
 
-// RunRights are the roles that a user needs, beside WeighRights, to run experiments in a cluster.
+// RunRights are the roles that a user needs, in addition to WeighRights, to run experiments in a cluster, as YAML
+// documents.
 //
 //go:embed kubernetes/run.yaml
 var RunRights []byte
@@ -27,7 +28,7 @@ var RunRights []byte
 //go:embed kubernetes/coordinator.yaml
 var CoordinatorRights []byte
 
-// The namespaces that RunRights and CoordinatorRights name. Programs replace them by those that the user names.
+// The namespaces in WeighRights, RunRights and CoordinatorRights. Programs replace them by those that the user chose.
 const (
 	RunsNamespace   = "tare-experiments"
 	AgentsNamespace = "kube-system"

@@ -1,6 +1,6 @@
 import { defineConfig } from "vite";
 
-// One classic script and one style sheet, without a page: Go writes the page and puts both inside it.
+// The build makes one classic script and one style sheet, and no page: Go writes the page and embeds both in it.
 export default defineConfig({
   build: {
     target: "es2022",
@@ -9,7 +9,7 @@ export default defineConfig({
     cssCodeSplit: false,
     lib: { entry: "src/main.ts", formats: ["iife"], name: "tareReport", fileName: () => "report.js",
       cssFileName: "report" },
-    license: { fileName: "licenses.md" }, // of what is bundled; the binary carries it beside the script
+    license: { fileName: "licenses.md" }, // of the bundled packages; it is embedded in the binary, like the script
     reportCompressedSize: false,
   },
   logLevel: "warn",

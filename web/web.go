@@ -1,5 +1,5 @@
-// Package web carries the report's charts into the binary: the script and the style sheet that Vite makes of src (see
-// 'make web').
+// Package web embeds the charts of reports in the binary: the script and the style sheet that Vite builds from src
+// ('make web').
 package web
 
 import (
@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// The pattern matches the tracked note dist.md always and the directory dist once it is built, so building tare never
-// needs Node.
+// The pattern always matches the tracked file dist.md, and the directory dist once it is built. Building tare therefore
+// never needs Node.
 //
 //go:embed dist*
 var dist embed.FS
 
-// Bundle is the script and the style sheet of the charts, ready to stand inside <script> and <style>; ok is false where
-// the binary was built without them.
+// Bundle returns the script and the style sheet of the charts, escaped for use inside <script> and <style>. ok is false
+// if the binary was built without them.
 func Bundle() (script, style string, ok bool) {
 	s, err := dist.ReadFile("dist/report.js")
 	if err != nil || len(s) == 0 {
@@ -24,8 +24,8 @@ func Bundle() (script, style string, ok bool) {
 	return inline(string(s), "script"), inline(string(css), "style"), true
 }
 
-// inline keeps text from ending the element that it stands in. Both escapes mean the same to JavaScript and to CSS,
-// inside strings, the only place where a bundler leaves such text.
+// inline escapes a text so that it cannot end the element in which it is embedded. In strings, the escaped characters
+// mean the same to JavaScript and to CSS. A bundler leaves such text only in strings.
 func inline(text, element string) string {
 	return strings.NewReplacer("</"+element, `<\/`+element, "<!--", `<\!--`).Replace(text)
 }

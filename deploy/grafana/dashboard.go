@@ -9,7 +9,8 @@ import (
 	"github.com/grafana/grafana-foundation-sdk/go/dashboard"
 )
 
-// build makes the dashboard: rows of panels from what the machine does to what the agent itself costs, and the cluster.
+// build returns the dashboard. It has a row of panels for each topic: the machine, eBPF, components, groups and the
+// agent on one machine, and then all machines together.
 //
 //nolint:staticcheck // The successor of this schema is for Grafana 12 and later; this one is for all.
 func build() (dashboard.Dashboard, error) {
@@ -44,7 +45,7 @@ func build() (dashboard.Dashboard, error) {
 	return d, nil
 }
 
-// variables are what the reader chooses: where the data is, the job, the machine, and namespaces.
+// variables adds the variables that the reader can set: the data source, the job, the machine, and namespaces.
 //
 //nolint:staticcheck // as for build
 func variables(b *dashboard.DashboardBuilder) {
@@ -56,7 +57,7 @@ func variables(b *dashboard.DashboardBuilder) {
 	b.WithVariable(dashboard.NewDatasourceVariableBuilder("datasource").Label("Data source").Type("prometheus"))
 	b.WithVariable(query("job", "Job", "label_values(tare_node_cpus, job)"))
 	b.WithVariable(query("instance", "Machine", `label_values(tare_node_cpus{job="$job"}, instance)`))
-	// All matches any text, including none, so that it also shows what is in no namespace, such as systemd's units.
+	// The value "All" also matches an empty text, so that it shows what is in no namespace, such as systemd's units.
 	b.WithVariable(query("namespace", "Namespace",
 		`label_values(tare_namespace_cpu_seconds_total{job="$job", instance="$instance"}, namespace)`).
 		Multi(true).IncludeAll(true).AllValue(".*").
@@ -111,8 +112,8 @@ func machine() []cog.Builder[dashboard.Panel] {
 	return []cog.Builder[dashboard.Panel]{budget, steal, unexplained}
 }
 
-// payer holds the labels that say who pays. program holds those that identify a program, also after it was loaded again
-// with another ID.
+// payer lists the labels that say who pays for a program. program lists the labels that identify a program even after
+// it was loaded again with another ID.
 const (
 	payer   = "namespace, pod, container, unit, cgroup"
 	program = "program, component, charge"
@@ -271,5 +272,5 @@ func cluster() []cog.Builder[dashboard.Panel] {
 	}
 }
 
-// capacity divides by the capacity of each machine.
+// capacity is the end of a query: it divides a sum by instance by the capacity of the machine.
 const capacity = ` / sum by (instance) (rate(tare_node_cpu_capacity_seconds_total{*}[r]))`

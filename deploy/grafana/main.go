@@ -1,5 +1,5 @@
-// Grafana writes the dashboard of tare-agent into a file, as JSON for Grafana to import. The dashboard is made from the
-// types of Grafana's own library. tare.json beside this file is written by
+// Command grafana writes the dashboard of tare-agent to a file, as JSON that Grafana can import. The dashboard is built
+// with the types of Grafana's own library. To write tare.json in this directory again, run
 //
 //	go generate ./deploy/grafana
 package main

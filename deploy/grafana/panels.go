@@ -20,7 +20,7 @@ const (
 	plain   = "short"
 )
 
-// The grid of a dashboard is 24 wide.
+// Widths and heights of panels, in units of a dashboard's grid, which has 24 columns.
 const (
 	whole = 24
 	half  = 12
@@ -30,23 +30,23 @@ const (
 	high = 12
 )
 
-// source is the variable by which the reader chooses a Prometheus.
+// source returns a reference to the data source that the reader chose with the variable.
 func source() common.DataSourceRef {
 	return common.DataSourceRef{Type: cog.ToPtr("prometheus"), Uid: cog.ToPtr("${datasource}")}
 }
 
-// over is a query of values over time; the legend is a template of labels.
+// over returns a query for values over time. legend is a template with names of labels, such as "{{line}}".
 func over(expr, legend string) cog.Builder[variants.Dataquery] {
 	return prometheus.NewDataqueryBuilder().Expr(expr).LegendFormat(legend).Range()
 }
 
-// now is a query of one value for each series, as rows of a table. ref identifies its column of values in the table
-// (see value).
+// now returns a query for the current value of each series, which becomes a row of a table. ref identifies its column
+// of values in the table (see value).
 func now(ref, expr string) cog.Builder[variants.Dataquery] {
 	return prometheus.NewDataqueryBuilder().Expr(expr).Instant().Format(prometheus.PromQueryFormatTable).RefId(ref)
 }
 
-// graph is a panel of lines.
+// graph returns a panel with a line for each series.
 func graph(title, unit, description string, queries ...cog.Builder[variants.Dataquery]) *timeseries.PanelBuilder {
 	return timeseries.NewPanelBuilder().Title(title).Description(description).Unit(unit).
 		Datasource(source()).Targets(queries).Span(half).Height(low).
@@ -57,22 +57,23 @@ func graph(title, unit, description string, queries ...cog.Builder[variants.Data
 		ShowPoints(common.VisibilityModeNever).AxisSoftMin(0)
 }
 
-// stacked is a panel of areas, one above the other.
+// stacked returns a panel with an area for each series, stacked on top of each other.
 func stacked(title, unit, description string, queries ...cog.Builder[variants.Dataquery]) *timeseries.PanelBuilder {
 	return graph(title, unit, description, queries...).FillOpacity(60).LineWidth(0).
 		Stacking(common.NewStackingConfigBuilder().Mode(common.StackingModeNormal))
 }
 
-// column is one column of a table: a label by its name, or the value of the query with that ref.
+// column is one column of a table: a label (see label), or the values of a query (see value).
 type column struct {
-	field, title, unit string // the unit of a value
+	field, title, unit string // unit is empty for a label
 }
 
 func label(name string) column { return column{field: name, title: name} }
 
 func value(ref, title, unit string) column { return column{"Value #" + ref, title, unit} }
 
-// rows is a table with the given columns, the largest of the first value on top. Labels without a column are hidden.
+// rows returns a table with the given columns, sorted by the first column of values, the largest on top. Labels without
+// a column are hidden.
 func rows(title, description string, columns []column, queries ...cog.Builder[variants.Dataquery]) *table.PanelBuilder {
 	b := table.NewPanelBuilder().Title(title).Description(description).Datasource(source()).Targets(queries).
 		Span(half).Height(high)
@@ -113,5 +114,5 @@ var dashed = map[string]any{
 	"custom.lineWidth": 1, "custom.lineStyle": map[string]any{"fill": "dash", "dash": []int{8, 8}},
 }
 
-// fixed is a color that does not change with the number of series.
+// fixed returns the setting for a color that does not depend on the other series.
 func fixed(color string) map[string]any { return map[string]any{"mode": "fixed", "fixedColor": color} }

@@ -16,8 +16,10 @@ const (
 	smallGrowth = 40
 )
 
+// saveTime makes the heap grow as usual between collections.
 func saveTime() { debug.SetGCPercent(usualGrowth) }
 
+// saveMemory makes the heap grow less between collections, and returns free memory to the kernel.
 func saveMemory() {
 	debug.SetGCPercent(smallGrowth)
 	debug.FreeOSMemory()

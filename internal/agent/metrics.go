@@ -41,7 +41,7 @@ type view struct {
 	parts   map[string]meter.Part // the last reading of each part, by name
 	skipped int                   // cycles of --bpf-stats 10s/60s without run statistics
 
-	loaded map[live.ProgramKey]live.Program // set by builder.each
+	loaded map[live.ProgramKey]live.Program // the programs that are loaded, by key; set by builder.each
 }
 
 const (
@@ -49,8 +49,7 @@ const (
 	gauge   = dto.MetricType_GAUGE
 )
 
-// other is the label value of the series that adds up everything that has no series of its own because of
-// --max-series.
+// other is the label value of the series that adds up everything that has no separate series because of --max-series.
 const other = "(other)"
 
 var (
@@ -360,7 +359,7 @@ func eachTotal[K comparable](r *live.Ranked[K], b *builder, labels valuesOf[K], 
 	}
 }
 
-// componentMemory has the memory of components by metric; a function returns nil if it is unknown.
+// componentMemory holds, by metric, the functions that return the memory of a component in bytes; nil if it is unknown.
 var componentMemory = map[string]func(*ledger.Component) *int64{
 	"tare_component_memory_hard_bytes": func(c *ledger.Component) *int64 { return c.MemoryHardBytes },
 	"tare_component_bpf_map_bytes":     func(c *ledger.Component) *int64 { return c.MapBytes },
@@ -396,8 +395,8 @@ func eachComponent(v *view, b *builder) {
 	}
 }
 
-// ofLoaded returns a function that applies labels to the loaded program with a key. A program that is not loaded has no
-// series.
+// ofLoaded returns a function that calls labels for the loaded program with a key. It returns nil, so that there is no
+// series, if the program is not loaded.
 func (v *view) ofLoaded(labels valuesOf[live.Program]) valuesOf[live.ProgramKey] {
 	return func(to []string, key live.ProgramKey) []string {
 		if p, known := v.loaded[key]; known {
@@ -481,8 +480,8 @@ type builder struct {
 	scrapes  int
 }
 
-// renewal is the number of scrapes after which the objects are allocated anew. Otherwise memory would stay at the peak
-// number of series.
+// renewal is the number of scrapes after which the objects are allocated anew. Without this, the memory that was needed
+// for the peak number of series would never be freed.
 const renewal = 64
 
 // maxLabels is the most labels that a metric has.

@@ -91,7 +91,7 @@ func (w *weigher) keepReading(ctx context.Context) {
 	}
 }
 
-// untilDue returns how long the counters may go unread if there are no scrapes.
+// untilDue returns how long keepReading may wait, if there are no scrapes, before it must read the counters.
 func (w *weigher) untilDue() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -97,20 +97,20 @@ type windows struct {
 	shared  *meter.Shared
 
 	turn    chan struct{} // has one element while no window is open
-	waiting chan struct{}
+	waiting chan struct{} // has one element for each request that waits for its turn or has it
 	mu      sync.Mutex
-	m       *meter.Meter
-	unused  *time.Timer
+	m       *meter.Meter // nil while no meter is open
+	unused  *time.Timer  // closes m when it has not been used for meterKept
 }
 
 const (
 	shortestWindow = 100 * time.Millisecond
 	longestWindow  = 5 * time.Minute
-	farthestWindow = time.Minute // how far in the future a window may begin
-	maxWaiting     = 8
-	meterKept      = 15 * time.Second
-	longestWait    = time.Minute // how long a request may wait for earlier windows
-	maxDocument    = 64_000_000  // bytes: about 60,000 control groups
+	farthestWindow = time.Minute      // how far in the future a window may begin
+	maxWaiting     = 8                // requests, including the one whose window is open
+	meterKept      = 15 * time.Second // how long the meter stays open after a window
+	longestWait    = time.Minute      // how long a request may wait for earlier windows
+	maxDocument    = 64_000_000       // bytes: about 60,000 control groups
 )
 
 func newWindows(c *configuration, of *weigher, writers *writers) *windows {
@@ -165,8 +165,8 @@ func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w.writers.write(rw, document)
 }
 
-// document takes a window when no other is open, and returns its ledger as JSON. With an error, it returns the HTTP
-// status to answer with. The next window does not wait until the client has read the document.
+// document takes a window when no other is open, and returns its ledger as JSON. status is the HTTP status for an
+// error, and has no meaning without one. The next window does not wait until the client has read the document.
 func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (data []byte, status int, err error) {
 	select {
 	case w.waiting <- struct{}{}:

@@ -1,14 +1,14 @@
-// Command image makes a container image from nothing, of programs that need nothing beside them:
+// Command image makes a container image from scratch, out of statically linked programs:
 //
 //	VERSION=0.1.0 COMMIT=26d72f16 SOURCE_DATE_EPOCH=1790000000 go run ./release/image IMAGE.tar PROGRAM...
 //
-// The image runs the first program. IMAGE.tar is an OCI image layout, and Docker's older archive too (manifest.json),
-// so that `docker load`, `ctr image import`, `podman load` and `skopeo copy oci-archive:` read it. The same programs,
-// version and time make the same bytes.
+// The image runs the first program. IMAGE.tar is both an OCI image layout and an archive in Docker's older format
+// (manifest.json), so that `docker load`, `ctr image import`, `podman load` and `skopeo copy oci-archive:` can read it.
+// The same programs, version, commit and time always give the same bytes.
 //
 // The image runs as root, because Kubernetes gives capabilities to no other user; run it with root's capabilities
-// dropped, except those that docs/security.md lists. There are no certificates: nothing in it connects to a server of
-// the public web.
+// dropped, except those that docs/security.md lists. It has no root certificates, because its programs connect to no
+// server on the public web.
 package main
 
 import (
@@ -45,7 +45,7 @@ func main() {
 	}
 }
 
-// build is what the environment says of the programs.
+// build holds the properties of the programs that environment variables give.
 type build struct {
 	version, commit string
 	created         time.Time
@@ -63,7 +63,7 @@ func buildOf() (build, error) {
 	return b, nil
 }
 
-// write writes the image of some programs as an archive.
+// write writes an archive with the image of some programs.
 func write(archive string, programs []string) error {
 	b, err := buildOf()
 	if err != nil {
@@ -93,8 +93,8 @@ func tag(version string) string {
 	return string(bytes.ReplaceAll([]byte(version), []byte("+"), []byte("-")))
 }
 
-// imageOf makes the image: a layer with /tmp, and a layer for each program, so that only the layers of programs that
-// changed are fetched again.
+// imageOf makes the image: a layer with the directories, and a layer for each program, so that only the layers of
+// programs that have changed are pulled again.
 func imageOf(programs []string, b build) (v1.Image, error) {
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	base, err := layer([]tar.Header{
@@ -130,7 +130,7 @@ func imageOf(programs []string, b build) (v1.Image, error) {
 	return mutate.ConfigFile(img, configOf(img, programs[0], b))
 }
 
-// layer makes a compressed layer of entries; the last one holds data.
+// layer makes a compressed layer with the given entries. data is the content of the last one.
 func layer(entries []tar.Header, data []byte, created time.Time) (v1.Layer, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -150,7 +150,7 @@ func layer(entries []tar.Header, data []byte, created time.Time) (v1.Layer, erro
 	)
 }
 
-// configOf is the configuration of an image whose layers are complete.
+// configOf returns the configuration of an image to which all layers have been added.
 func configOf(img v1.Image, program string, b build) *v1.ConfigFile {
 	c, err := img.ConfigFile()
 	if err != nil {
@@ -175,7 +175,8 @@ func configOf(img v1.Image, program string, b build) *v1.ConfigFile {
 	return c
 }
 
-// writeLayout writes an OCI image layout with the image's name, and manifest.json, which Docker reads instead.
+// writeLayout writes an OCI image layout with the image's name, and manifest.json, which older versions of Docker read
+// instead.
 func writeLayout(dir string, img v1.Image, name string, b build) error {
 	at, err := layout.Write(dir, mutate.IndexMediaType(empty.Index, types.OCIImageIndex))
 	if err != nil {
@@ -205,8 +206,8 @@ func writeLayout(dir string, img v1.Image, name string, b build) error {
 	return os.WriteFile(filepath.Join(dir, "manifest.json"), text, 0o644)
 }
 
-// pack makes a tar archive of a directory: in the order of names, with the same time for all files, and without this
-// machine's owners.
+// pack makes a tar archive of a directory. To be reproducible, it sorts the entries by name, gives all of them the same
+// time, and leaves out the owners that files have on this machine.
 func pack(archive, dir string, created time.Time) error {
 	f, err := os.Create(archive)
 	if err != nil {

@@ -1,10 +1,10 @@
-// Command krew makes what Krew, the package manager of kubectl's plugins, installs: an archive of kubectl-tare, and the
-// manifest that says where the archive is and what it must be.
+// Command krew makes the files with which Krew, the package manager for kubectl plugins, installs kubectl-tare: an
+// archive, and a manifest with the address and the checksum of the archive.
 //
 //	VERSION=0.1.0 SOURCE_DATE_EPOCH=1790000000 go run ./release/krew DIRECTORY bin/kubectl-tare https://HOST/PATH
 //
-// It runs at the top of the source tree. The archive is to be published below the address. The same program, version
-// and time make the same bytes.
+// It must be run at the top of the source tree. The archive must be published below the given address. The same
+// program, version and time always give the same bytes.
 package main
 
 import (
@@ -53,7 +53,7 @@ func write(dir, program, url string) error {
 	)
 }
 
-// archive is a compressed archive of some files, by their names without directories.
+// archive returns a compressed tar archive of some files, without their directories.
 func archive(modified time.Time, files ...string) ([]byte, error) {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
@@ -76,7 +76,8 @@ func archive(modified time.Time, files ...string) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// manifestForm is Krew's manifest (apiVersion krew.googlecontainertools.github.com/v1alpha2) of one platform.
+// manifestForm is the format of a Krew manifest (apiVersion krew.googlecontainertools.github.com/v1alpha2) for one
+// platform. Its arguments are the version, the address and the SHA-256 checksum of the archive, and the architecture.
 const manifestForm = `apiVersion: krew.googlecontainertools.github.com/v1alpha2
 kind: Plugin
 metadata:

@@ -1,10 +1,10 @@
-// Command manuals writes what packages hold beside a program: man pages and completions for shells, made from its
-// command line, and changelogs.
+// Command manuals writes the files that packages contain in addition to a program: man pages and shell completions,
+// which it generates from the program's command line, and changelogs.
 //
 //	VERSION=0.1.0 SOURCE_DATE_EPOCH=1790000000 MAINTAINER='Name <address>' go run ./release/manuals DIRECTORY
 //
-// It runs at the top of the source tree. DIRECTORY gets a directory for each package. The same source, version, time
-// and maintainer make the same bytes.
+// It must be run at the top of the source tree. It creates a directory for each package in DIRECTORY. The same source,
+// version, time and maintainer always give the same bytes.
 package main
 
 import (
@@ -40,7 +40,7 @@ func main() {
 	}
 }
 
-// program is one package's program.
+// program is the program of one package.
 type program struct {
 	command *cobra.Command
 	section string // of its man pages
@@ -114,7 +114,7 @@ func writeCompletions(dir string, command *cobra.Command) error {
 	)
 }
 
-// writeChangelogs writes CHANGELOG.md, and the changelog that Debian's policy asks for beside it.
+// writeChangelogs writes CHANGELOG.md, compressed, and the changelog that Debian's policy requires in addition.
 func writeChangelogs(dir, name, version string, date time.Time) error {
 	changes, err := os.ReadFile("CHANGELOG.md")
 	if err != nil {
@@ -129,7 +129,8 @@ func writeChangelogs(dir, name, version string, date time.Time) error {
 	)
 }
 
-// writeCompressed writes what `gzip -9n` makes: without a name and a time, which would differ between builds.
+// writeCompressed writes a compressed file as `gzip -9n` does: without a name and a time, which would differ between
+// builds.
 func writeCompressed(path string, text []byte) error {
 	var b bytes.Buffer
 	w, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
@@ -143,8 +144,8 @@ func writeCompressed(path string, text []byte) error {
 	return os.WriteFile(path, b.Bytes(), 0o644)
 }
 
-// escapeAll escapes the texts of commands, which package doc reads as Markdown, so that man pages show them as the
-// commands' own help does.
+// escapeAll escapes the texts of a command and of all its subcommands. Package doc reads these texts as Markdown, and
+// man pages should show them as the help of the commands does.
 func escapeAll(c *cobra.Command) {
 	c.Short, c.Long = escape(c.Short), markdown(cmp.Or(c.Long, c.Short))
 	for _, flags := range []*pflag.FlagSet{c.Flags(), c.PersistentFlags()} {
@@ -155,13 +156,13 @@ func escapeAll(c *cobra.Command) {
 	}
 }
 
-// special are the characters that Markdown gives a meaning within a line.
+// special matches the characters that have a meaning in Markdown within a line.
 var special = regexp.MustCompile("[\\\\`*_{}\\[\\]<>~|#]")
 
 func escape(text string) string { return special.ReplaceAllString(text, `\$0`) }
 
-// markdown escapes a text of several paragraphs. One with indented lines is a table or a list, whose lines stay as they
-// are.
+// markdown escapes a text of several paragraphs. A paragraph with indented lines is a table or a list, and becomes a
+// code block to keep its lines as they are.
 func markdown(text string) string {
 	paragraphs := strings.Split(strings.TrimSpace(text), "\n\n")
 	for i, p := range paragraphs {

@@ -1,5 +1,5 @@
-// Command notices writes the licences of everything that is linked into a program, since they must accompany the
-// binary: Go's, those of every module, and those of the packages of npm that the charts of reports are made of.
+// Command notices writes the licences of everything that is linked into a program, because they must accompany the
+// binary: those of Go, of every module, and of the npm packages in the charts of reports.
 //
 //	go run ./release/notices ./cmd/tare notices.gz
 //
@@ -50,8 +50,8 @@ func write(pkg, path string) error {
 	return os.WriteFile(path, b.Bytes(), 0o644)
 }
 
-// writeTexts writes the licences of modules, whose directories are given by their names. Modules with the same text
-// stand together above it.
+// writeTexts writes the licences of modules, given their directories by name. It writes each text once, below the names
+// of all modules that have it.
 func writeTexts(w io.Writer, modules map[string]string) error {
 	under := map[string][]string{} // the modules under each text
 	for name, dir := range modules {
@@ -78,7 +78,8 @@ func writeTexts(w io.Writer, modules map[string]string) error {
 	return nil
 }
 
-// modulesOf returns the directories of the modules that a package is made of, by "path version", and Go's.
+// modulesOf returns the directories of the modules that are linked into a package, by "path version". It includes Go
+// itself, and the npm packages of the charts.
 func modulesOf(pkg string) (map[string]string, error) {
 	list, err := output("go", "list", "-deps",
 		"-f", "{{.ImportPath}}\t{{with .Module}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}", pkg)
@@ -104,7 +105,7 @@ func modulesOf(pkg string) (map[string]string, error) {
 	return modules, nil
 }
 
-// addCharts adds the packages that the charts are made of, if these are in the binary.
+// addCharts adds the npm packages that are bundled in the charts, if the charts are embedded in the binary.
 func addCharts(modules map[string]string, web string) error {
 	if _, err := os.Stat(filepath.Join(web, "dist", "report.js")); err != nil {
 		return nil
@@ -132,10 +133,11 @@ func output(name string, args ...string) (string, error) {
 	return string(bytes.TrimSpace(out)), nil
 }
 
-// isLicence matches the names of the files that hold licences and what these ask to be kept with them.
+// isLicence matches the names of files with licences, and with the notices that licences require to be kept.
 var isLicence = regexp.MustCompile(`(?i)^(un)?(licen[cs]e|copying|notice|copyright)([-._].*)?$`)
 
-// licences returns the texts in the top directory of a module, without spaces at the ends of lines.
+// licences returns the licences in the top directory of a module, without spaces at the ends of lines. It returns an
+// error if there are none.
 func licences(dir string) (texts []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -1,11 +1,11 @@
-// Command provenance says where a tare binary comes from, as an in-toto statement with a SLSA provenance predicate
-// (https://in-toto.io/Statement/v1, https://slsa.dev/provenance/v1), on standard output:
+// Command provenance prints where a tare binary comes from, as an in-toto statement with a SLSA provenance predicate
+// (https://in-toto.io/Statement/v1, https://slsa.dev/provenance/v1):
 //
 //	go run ./release/provenance BINARY VERSION
 //
-// Everything in it is read from the binary itself: Go stamps the commit, the build settings and the checksum of every
-// module into it. The version, which is that of the tag, must be in the binary too. The statement is not signed; the
-// publisher of a binary signs it.
+// It reads the commit, the build settings and the checksum of every module from the binary, where Go has recorded them.
+// The version of the release must be in the binary as well. The statement is not signed: whoever publishes the binary
+// signs it.
 package main
 
 import (
@@ -70,8 +70,8 @@ type predicate struct {
 	} `json:"runDetails"`
 }
 
-// stateOf makes the statement of a binary. It is an error if the binary was not built from an unmodified commit, or has
-// another version.
+// stateOf makes the statement about a binary. It returns an error if the binary was not built from an unmodified
+// commit, or does not contain the version.
 func stateOf(path, version string) (*statement, error) {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {

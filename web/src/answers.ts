@@ -5,8 +5,8 @@ import { armLegend, dots, grid, legend, levelAxis, middle, paint, partLegend, pl
 import { fillOf, looks } from "./style";
 import { scaleOf, short } from "./units";
 
-// What some experiments ask, drawn before everything else: a CPU limit, waits for a CPU, memory that goes up and down,
-// where programs ran.
+// These charts answer the questions of some experiments, and the page shows them before all others: how much of a CPU
+// limit is used, how long others waited for a CPU, how memory grows and shrinks, and where eBPF programs ran.
 
 const levelsOf = (list: { level: number }[]): number[] => [...new Set(list.map((x) => x.level))].sort((a, b) => a - b);
 const title = (d: Data, level: number, otherwise: string): string => d.levels[level].name || otherwise;
@@ -15,12 +15,15 @@ const nameMargin = (rows: string[], width: number): number => Math.min(16 + 6.6 
 
 interface Value { row: string; x: number; text: string }
 
-/** The parts of each arm in one bar; one plot for each level, on one scale. */
+/**
+ * partBars draws the plot of one level: a bar for each arm, divided into its parts. The largest value of the axis is
+ * most, so that the plots of all levels have the same scale.
+ */
 function partBars(d: Data, f: Figure, parts: Part[], level: number, most: number, label: string, name: string,
   extra: { over?: Plot.Markish[]; right?: number; values?: Value[] }, scale: number): void {
   const list = stack(d, parts.filter((p) => p.level === level));
   const rows = d.arms.map((a) => a.name).filter((a) => list.some((p) => p.row === a));
-  // One tip for parts and marks, or two would lie on each other.
+  // Parts and further marks share one tip, because two tips would cover each other.
   const values: Value[] = [...list.map((p) => ({ row: p.row, x: (p.from + p.to) / 2,
     text: `${p.part} in ${p.row}${where(d, level)}\n${p.text}` })), ...(extra.values ?? [])];
   const plot = Plot.plot({
@@ -41,7 +44,10 @@ function partBars(d: Data, f: Figure, parts: Part[], level: number, most: number
   place(f, plot, `${name}${where(d, level)}`, title(d, level, ""), undefined, true);
 }
 
-/** What the groups with a CPU limit used of it: the charge with its interval, split; the limit as a line. */
+/**
+ * limits draws how much of their CPU limit the limited groups used: a bar for the charged CPU time, split into parts,
+ * with the interval of the charge and the limit as a line.
+ */
 export const limits: Draw = (d, f) => {
   if (d.limits.length === 0) return;
   partLegend(f, d.limitParts, [
@@ -77,7 +83,7 @@ export const limits: Draw = (d, f) => {
   }
 };
 
-/** Where the run time of the programs was. */
+/** ran draws in which groups and contexts the eBPF programs spent their run time. */
 export const ran: Draw = (d, f) => {
   if (d.ran.length === 0) return;
   partLegend(f, d.ran);
@@ -91,7 +97,10 @@ export const ran: Draw = (d, f) => {
 const waitMetrics: [name: string, title: string][] = [["sched_delay_p50_seconds", "median"], ["sched_delay_p99_seconds",
   "99th percentile"], ["sched_delay_max_seconds", "longest of each trial"]];
 
-/** How long a task without a part in it waited for a CPU, on one logarithmic axis with the limit of what is usable. */
+/**
+ * waits draws how long an unrelated task waited for a CPU: the median, the 99th percentile and the longest wait of each
+ * trial. They share a logarithmic axis, which also shows the longest wait with which the machine counts as usable.
+ */
 export const waits: Draw = (d, f) => {
   if (d.usable == null) return;
   const usable = d.usable;
@@ -152,15 +161,15 @@ export const waits: Draw = (d, f) => {
   }
 };
 
-// What happens in a trial, in order; each with a symbol and a line of its own.
+// The steps of a trial, in order, each with a separate colour, symbol and line.
 const steps: [step: string, colour: string, symbol: Plot.SymbolType, dash: string][] = [
   ["with the services, before load", "var(--c1)", "triangle", "none"], ["under load", "var(--c5)", "circle", "2 3"],
   ["after removal", "var(--c2)", "square", "7 3"],
 ];
 
 /**
- * Memory by the number of services, up and then down again: a plot for each kind of memory and way of sizing, a scale
- * for each kind.
+ * stairs draws memory before, under and after the load against the swept factor. There is a plot for each kind of
+ * memory and each arm; the plots of one kind have the same scale.
  */
 export const stairs: Draw = (d, f) => {
   if (d.stairs.length === 0) return;

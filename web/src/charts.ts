@@ -4,8 +4,9 @@ import { saver } from "./save";
 import { fillOf, looks, type Look } from "./style";
 import { scaleOf, short } from "./units";
 
-// Each function draws one figure into an element, at a width in pixels. Values that the tables do not show are not
-// computed here.
+// The charts of a report, and what they have in common. A function of type Draw draws one figure into an element of a
+// given width, in pixels. Estimates and differences come from Go, and the tables show them as well; charts compute only
+// positions, and for single trials the change from a median.
 
 export interface Figure { box: HTMLElement; width: number }
 export type Draw = (d: Data, f: Figure) => void;
@@ -13,14 +14,14 @@ export type Draw = (d: Data, f: Figure) => void;
 export const tip = (extra: Plot.TipOptions = {}): Plot.TipOptions => ({ fill: "var(--paper)", stroke: "var(--line)",
   fontSize: 12, lineHeight: 1.35, lineWidth: 30, ...extra });
 
-/** place puts one plot into the figure, with a title above it and a name for those who do not see it. */
+/** place puts one plot into the figure, with a title above it. The name describes the plot to screen readers. */
 export function place(f: Figure, plot: Element, name: string, title?: string, unit?: string, rows = false): void {
   const box = document.createElement("div");
   box.className = "plot";
   if (title) {
     const h = document.createElement("h4");
     h.textContent = title;
-    // "CPU per connection, us per connection" says it twice.
+    // Do not repeat "per connection", as in "CPU per connection, us per connection".
     if (unit && unit.includes(" per ") && title.endsWith(unit.slice(unit.indexOf(" per ")))) unit = unit.slice(0,
       unit.indexOf(" per "));
     if (unit && !title.endsWith(unit)) {
@@ -77,10 +78,10 @@ export const armLegend = (f: Figure, all: Look[], lines = false, band = false, m
   })), ...(band ? [{ name: "A/A band", mark: Plot.rect(middle, { x1: 0, x2: 1, y1: 0, y2: 1, fill: "var(--band)",
     fillOpacity: 0.28 }) }] : []), ...more]);
 
-// A cross has no inside to be filled.
+// A cross has no interior to fill.
 const hollow = (l: Look): boolean => l.symbol === "times";
 
-/** dots draws points by arm with that arm's symbol; one mark for each arm, since a symbol is a constant there. */
+/** dots returns marks that draw points with their arms' symbols: one for each arm, because a mark has one symbol. */
 export function dots<T>(all: Look[], data: T[], arm: (x: T) => number, options: Plot.DotOptions,
   filled?: (x: T) => boolean): Plot.Markish[] {
   return all.map((l, i) =>
@@ -98,8 +99,8 @@ export const range = <T>(data: T[], of: (x: T) => (number | null | undefined)[])
 const counted = (v: number): string => (Number.isInteger(v) ? v.toLocaleString("en-US") : short(v));
 
 /**
- * levelAxis is the axis of the swept factor: a tick at each level that was run, logarithmic where they span a factor of
- * ten.
+ * levelAxis returns the axis of the swept factor, with a tick at each level that was run if there is room. It is
+ * logarithmic if all levels are above 0 and the largest is at least ten times the smallest.
  */
 export function levelAxis(name: string, xs: number[], width: number): { x: Plot.ScaleOptions; log: boolean;
   mark: Plot.Markish } {
@@ -107,30 +108,31 @@ export function levelAxis(name: string, xs: number[], width: number): { x: Plot.
   const [lo, hi] = [distinct[0], distinct[distinct.length - 1]];
   const log = lo > 0 && hi / lo >= 10;
   const at = (v: number) => (log ? Math.log(v / lo) / Math.log(hi / lo) : (v - lo) / (hi - lo || 1)) * (width - 118);
-  const ticks: number[] = []; // the last level always, the others where there is room
+  const ticks: number[] = []; // always the last level, and the others if there is room
   for (const v of [...distinct].reverse()) if (ticks.every((t) => at(t) - at(v) > 4 * (counted(t).length + counted(v)
     .length) - 8)) ticks.push(v);
   return {
     log, x: { type: log ? "log" : "linear", domain: lo === hi ? [lo - 1, hi + 1] : [lo, hi], axis: null, insetLeft: 20,
       insetRight: 20 },
-    // With texts of its own: a logarithmic scale would leave out labels that are no round numbers.
+    // The labels are given as text, because a logarithmic scale would leave out those that are not round numbers.
     mark: Plot.axisX(ticks, { text: (v: number) => counted(v), label: log ? `${name} (logarithmic)` : name,
       labelAnchor: "center", labelArrow: "none" } as Plot.AxisXOptions),
   };
 }
 
-const mostLevels = 6; // of which each has marks of its own
+const mostLevels = 6; // maximum number of levels whose curves are drawn
 
-/** firstOnly tells the metrics that a reader wants first from the others; where there are none such, all are. */
+/** firstOnly returns a function that reports whether a metric is a headline. If no metric is, it accepts all. */
 const firstOnly = (d: Data): ((metric: number) => boolean) => {
   const some = d.metrics.some((m) => m.headline);
   return (metric) => !some || d.metrics[metric].headline;
 };
 
-/** baselineName is what the other arms are compared with. */
+/** baselineName returns the name of the arm with which the others are compared. */
 const baselineName = (d: Data): string => (d.arms.find((a) => a.baseline)?.name ?? "direct").replace(" (baseline)", "");
 
-// The axis of changes: linear in per cent, or logarithmic in how many times where changes differ by far.
+// changeAxis returns the axis of changes from the baseline. It is linear and in per cent if all ratios to the baseline
+// are above 0.02 and below 4, and logarithmic otherwise.
 function changeAxis(ratios: number[], width: number, baseline: string): { to: (change: number | null) => number;
   options: Plot.ScaleOptions; zero: number } {
   const sane = ratios.filter((r) => r > 1e-5);
@@ -163,9 +165,10 @@ function changeAxis(ratios: number[], width: number, baseline: string): { to: (c
 }
 
 /**
- * Change from the baseline: a row for each headline metric and arm, with the A/A twin's own interval behind it. In a
- * sweep, a plot for the first and the last level, of the metrics in which some arm differs; the sweep and the tables
- * have the others. The axis fits what was found: an interval that says nothing does not squeeze those that do.
+ * differences draws the change from the baseline: a row for each headline metric and arm, with the interval of the A/A
+ * twin behind it. A sweep has a plot for the first and one for the last level, with the metrics in which some arm
+ * differs; the chart of the sweep and the tables have the others. The axis fits the changes that were found, so that a
+ * very wide interval does not compress the narrow ones.
  */
 export const differences: Draw = (d, f) => {
   const all = looks(d);
@@ -236,11 +239,11 @@ export function hint(f: Figure, text: string): void {
   f.box.append(p);
 }
 
-/** Values by arm, a small plot for each metric. */
+/** values draws the values of all arms, in a small plot for each metric; nothing if the run has several levels. */
 export const values: Draw = (d, f) => {
   const all = looks(d);
   const one = d.levels.length === 1;
-  if (!one) return; // the sweep shows them against the factor, the tables by level
+  if (!one) return; // the chart of the sweep shows them against the factor, and the tables by level
   const g = grid(f, 3, 250);
   const first = firstOnly(d);
   for (const [i, m] of d.metrics.entries()) {
@@ -267,7 +270,7 @@ export const values: Draw = (d, f) => {
 };
 
 const percentName = (q: number): string => `${Number((100 * q).toPrecision(6))} %`;
-// Percentiles stand by how rare what lies beyond them is: 90, 99 and 99.9 % are as far apart.
+// The position of a percentile depends on how rare larger values are: 90, 99 and 99.9 % are equally far apart.
 const rarity = (q: number): number => -Math.log10(1 - q);
 const percentTicks = [0.01, 0.5, 0.9, 0.99, 0.999, 0.9999];
 
@@ -280,7 +283,7 @@ function percentAxis(d: Data): Plot.ScaleOptions {
   };
 }
 
-/** Levels whose curves are drawn: all, or some between the first and the last. */
+/** drawn returns the levels whose curves are drawn: all, or mostLevels of them from the first to the last. */
 function drawn(d: Data): number[] {
   const have = d.levels.map((_, i) => i).filter((i) => d.curves.some((c) => c.level === i));
   if (have.length <= mostLevels) return have;
@@ -340,8 +343,8 @@ export const latencyDifference: Draw = (d, f) => {
       .flatMap((c) => c.points.filter((p) => p.diff != null).map((p) => ({ ...p, arm: c.arm })));
     const band = d.curves.find((c) => c.level === level && d.arms[c.arm].baseline)?.points.filter((p) =>
       p.visible != null) ?? [];
-    // The last percentiles may be a hundred times as noisy as the others and would flatten them: then the axis is a
-    // line near 0 and logarithmic beyond what most of them show.
+    // The last percentiles may be a hundred times as noisy as the others, and would flatten the curves on a linear
+    // axis. The axis is then linear only near 0, and logarithmic beyond the size of a typical difference.
     const sizes = [...range(points, (p) => [p.diffLo ?? p.diff, p.diffHi ?? p.diff]), ...range(band,
       (p) => [p.visible])].map(Math.abs).sort((a, b) => a - b);
     const largest = sizes[sizes.length - 1] || 1e-9;
@@ -380,18 +383,18 @@ export const latencyDifference: Draw = (d, f) => {
   }
 };
 
-// What a sweep shows whether or not an arm differs in it: without them a factor cannot be judged.
+// Metrics that a sweep shows even if no arm differs in them, because they show what the factor does to the machine.
 const always = /^(bpf_cpu_share|cpu_busy_share|throughput_|latency_p50|latency_p99_)/;
-// What the charts of an answer show already.
+// shownAbove reports whether a chart of an answer (answers.ts) already shows a metric.
 const shownAbove = (d: Data, m: Metric): boolean => (d.usable != null && m.name.startsWith("sched_delay_")) ||
   (d.limits.length > 0 && /^limit(ed)?_/.test(m.name)) ||
   (d.stairs.length > 0 && /^(map|memory_kernel|memory_hard)(_before|_after)?_bytes$/.test(m.name));
 
-const mostFacets = 6; // levels of the other factors that are drawn
+const mostFacets = 6; // maximum number of levels of the other factors that are drawn
 
 /**
- * Each metric against the factor, with the line through it where it is one. Each level of the other factors is a plot
- * beside the others, all on one axis. Metrics in which no arm differs are folded.
+ * sweep draws each metric against the swept factor, with the fitted line if the metric is linear. Each level of the
+ * other factors has a separate plot with the same axes. Metrics in which no arm differs are folded away.
  */
 export const sweep: Draw = (d, f) => {
   const all = looks(d);
@@ -418,7 +421,7 @@ export const sweep: Draw = (d, f) => {
       models.some((x) => x.caption)));
     const g = tells ? open : folded;
     if (!tells) names.push(m.label);
-    // A wide range stands on a logarithmic axis, which has no 0: what is 0 is said beside it.
+    // A wide range is drawn on a logarithmic axis. That axis has no 0, so the title names the arms that are 0.
     const positive = range(list, (e) => [e.value]).filter((v) => v > 0);
     const wide = list.every((e) => e.value >= 0) && positive.length > 1 &&
       Math.max(...positive) > 50 * Math.min(...positive) && models.length === 0;
@@ -430,7 +433,7 @@ export const sweep: Draw = (d, f) => {
     const xs = range(list, (e) => [e.x]);
     const axis = levelAxis(d.factorName, xs, g.width);
     const [lo, hi] = [Math.min(...xs), Math.max(...xs)];
-    // A curve that is no line is shown as it was measured.
+    // If the metric is not linear, only the measured values are drawn.
     const lines = models.filter((x) => x.linear).flatMap((x) =>
       rests.map((r) => {
         const at = list.find((e) => e.rest === r)!;
@@ -498,7 +501,7 @@ export function partLegend(f: Figure, parts: Part[], more: LegendItem[] = []): v
 
 interface Stacked extends Part { from: number; to: number; row: string }
 
-/** stack puts the parts of each bar one after the other, in their order; a negative part takes no room. */
+/** stack lays out the parts of each bar one after the other, in their order. A negative part has no width. */
 export function stack(d: Data, parts: Part[]): Stacked[] {
   const ends = new Map<string, number>();
   return parts.map((p) => {
@@ -511,7 +514,7 @@ export function stack(d: Data, parts: Part[]): Stacked[] {
   });
 }
 
-/** bars draws stacked bars: a band of rows for each group, in it a row for each arm. */
+/** bars draws stacked bars: a band for each group of bars, with a row for each arm in it. */
 function bars(d: Data, f: Figure, parts: Part[], name: (level: number) => string, unit: string, note: (arm: number,
   level: number, group: string, sum: string) => string): void {
   partLegend(f, parts);
@@ -572,8 +575,8 @@ export const memory: Draw = (d, f) => {
 const mostTrialPlots = 6;
 
 /**
- * Trials in order of time; in a sweep as a change from the median of their arm and level, so that levels can be seen
- * together.
+ * trials draws the values of single trials over time. In a sweep it draws their changes from the median of the arm at
+ * the level, so that all levels fit on one axis.
  */
 export const trials: Draw = (d, f) => {
   const all = looks(d);
@@ -604,7 +607,7 @@ export const trials: Draw = (d, f) => {
       const k = `${t.arm} ${t.level}`;
       if (typical.has(k)) continue;
       const alike = have.filter((u) => u.arm === t.arm && u.level === t.level);
-      // where none is valid they are still seen beside each other
+      // if none is valid, the median is that of the invalid ones
       const vs = (alike.some((u) => u.valid) ? alike.filter((u) => u.valid) : alike)
         .map((u) => u.values[m.name]).sort((a, b) => a - b);
       typical.set(k, vs[Math.floor(vs.length / 2)] ?? NaN);
@@ -628,7 +631,7 @@ export const trials: Draw = (d, f) => {
         ...dots(all, have.filter((t) => t.valid && Number.isFinite(y(t))), (t) => t.arm, { x: at, y, r: 3.4 }),
         Plot.dot(have.filter((t) => !t.valid), { x: at, y, symbol: "asterisk", stroke: "var(--bad)", strokeWidth: 1.75,
           r: 5.5 }),
-        // One without a value stands on the frame: it has a time and a reason, and no height.
+        // A trial without a value is drawn at the bottom: it has a time and a reason, but no height.
         Plot.dot(list.filter((t) => !t.valid && t.values[m.name] == null), { x: at, frameAnchor: "bottom",
           symbol: "asterisk", stroke: "var(--bad)", strokeWidth: 1.75, r: 5.5, title: (t: (typeof list)[number]) =>
           `trial ${t.index}, block ${t.block}: ${all[t.arm].name}${where(d, t.level)}\nleft out: ${t.why}` }),

@@ -1,5 +1,5 @@
-// The data that Go writes into the page; internal/results/report/html_data.go says what each field means.
-// Seconds, bytes, parts of one.
+// The types of the data that Go writes into the page. internal/results/report/html_data.go and the files beside it
+// describe the fields. Values are in seconds, bytes and fractions of 1.
 
 export interface Arm { name: string; baseline: boolean; twin: boolean }
 export interface Level { name: string; rest: string; numbers: Record<string, number> }

@@ -4,17 +4,21 @@ import { dots, grid, legend, middle, paint, place, tip, where, type Draw } from 
 import { looks } from "./style";
 import { scaleOf, short } from "./units";
 
-// Events that a tracer should deliver and events that it delivered, repetition by repetition, and the difference on an
-// axis of its own: beside hundreds of thousands of events the loss of a hundred is not to be seen.
+// The chart of events shows, for each repetition (block), how many events a tracer should have delivered and how many
+// it did. A second plot shows the difference, because the loss of a hundred among hundreds of thousands would be
+// invisible.
 
 const mostLevels = 4;
 
-/** expected is how many events there were to deliver; records of older versions have only those that the load made. */
+/** expected returns how many events should have been delivered; for an older record, how many the load generated. */
 const expected = (t: Trial): number => t.values.events_expected ?? t.values.events_generated;
 
 const whole = (v: number): string => Math.round(v).toLocaleString("en-US");
 
-/** chosen are the levels that are drawn: where something is missing or too much first, then the ends. */
+/**
+ * chosen returns the levels that are drawn, at most mostLevels. If there are more, it prefers the last and the first,
+ * and then those at which the number of delivered events is not the expected one.
+ */
 function chosen(list: Trial[]): number[] {
   const have = [...new Set(list.map((t) => t.level))].sort((a, b) => a - b);
   if (have.length <= mostLevels) return have;

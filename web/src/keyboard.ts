@@ -1,7 +1,8 @@
-// Charts answer to the keyboard as they do to the pointer: Tab goes to a chart, the arrows go from mark to mark and
-// show its exact values, Escape lets go. What is shown is said to screen readers as well.
+// Charts can be read with the keyboard as with the pointer: Tab selects a chart, the arrow keys move from mark to mark
+// and show the exact values, and Escape hides them. Screen readers announce the values.
 
 
+/** keyboard makes a chart respond to keys. The label is the name of the chart for screen readers. */
 export function keyboard(svg: SVGSVGElement, label: string): void {
   svg.setAttribute("tabindex", "0");
   svg.setAttribute("role", "application");

@@ -29,7 +29,7 @@ function draw(data: Data): void {
       console.error(`chart ${figure.dataset.chart}:`, err);
       box.textContent = "This chart could not be drawn; the table has its numbers.";
     }
-    // A figure in which this run has nothing to show says nothing.
+    // Hide a figure for which this run has no data, including its caption.
     figure.hidden = box.childElementCount === 0 || (!box.querySelector(".plot") && !box.textContent);
     for (const svg of box.querySelectorAll<SVGSVGElement>("svg[data-chart]")) keyboard(svg, svg.dataset.chart ??
       "chart");
@@ -54,7 +54,8 @@ function main(): void {
       draw(data);
     }, 150);
   });
-  // Paper cannot be unfolded: tables beside charts are printed, long lists only if the reader opened them.
+  // Paper cannot be unfolded, so print the tables next to the charts. Long lists are printed only if the reader opened
+  // them.
   let opened: HTMLDetailsElement[] = [];
   addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll<HTMLDetailsElement>("details:not(.long):not([open])")];

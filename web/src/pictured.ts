@@ -18,8 +18,8 @@ import {
 import { fillOf, looks } from "./style";
 import { scaleOf, short } from "./units";
 
-// What any guest can have shown: metrics that are rungs of a ladder, who is charged, and amounts in the course of a
-// trial.
+// These charts show what any guest can record in addition to its metrics: ladders of metrics, where memory and CPU time
+// are charged, and amounts over the course of a trial.
 
 const ends = (levels: number[]): number[] => {
   const all = [...new Set(levels)].sort((a, b) => a - b);
@@ -28,7 +28,7 @@ const ends = (levels: number[]): number[] => {
 const margin = (names: string[], width: number): number =>
   Math.min(16 + 6.6 * Math.max(...names.map((n) => n.length)), width * 0.36);
 
-/** A row for each rung, in it a mark with its interval for each arm, on one logarithmic axis. */
+/** ladder draws a row for each rung of a ladder, with a value and its interval for each arm, on a logarithmic axis. */
 export const ladder: Draw = (d, f) => {
   const all = looks(d);
   const others = d.arms.some((a) => !a.baseline && !a.twin);
@@ -117,7 +117,10 @@ export const ladder: Draw = (d, f) => {
   }
 };
 
-/** A bar for each arm, its parts the places that are charged; a plot for what is charged and each level. */
+/**
+ * placed draws a bar for each arm, divided by the places that are charged. Memory and CPU time have a separate plot at
+ * the first and at the last level.
+ */
 export const placed: Draw = (d, f) => {
   if (d.placed.length === 0) return;
   partLegend(f, d.placed);
@@ -200,8 +203,10 @@ interface Layer {
   text: string;
 }
 
-/** layers stacks the parts of a course, those of one component side by side. What is not known at a moment counts as
- * nothing there. */
+/**
+ * layers stacks the parts of a course, with those of one component next to each other. A value that is unknown at a
+ * moment has no height there.
+ */
 function layers(c: Course, scale: number, name: string): Layer[] {
   const order = [...new Set(c.parts.map((p) => p.of))];
   const parts = order.flatMap((of) => c.parts.filter((p) => p.of === of));
@@ -223,8 +228,10 @@ function layers(c: Course, scale: number, name: string): Layer[] {
   );
 }
 
-/** Stacked areas: a row of plots for each series and level, a plot for each arm, with the kinds in the legend and the
- * components at the edge. */
+/**
+ * courses draws amounts over time as stacked areas. Each series has a row of plots at the first and at the last level,
+ * with a plot for each arm. The legend names the kinds of parts, and the right edge of a plot the components.
+ */
 export const courses: Draw = (d, f) => {
   if (d.courses.length === 0) return;
   const kinds = [...new Set(d.courses.flatMap((c) => c.parts.map((p) => p.kind)))];
@@ -265,7 +272,7 @@ export const courses: Draw = (d, f) => {
         const all = layers(c, s.factor, s.name);
         const keys = [...new Set(all.map((l) => l.layer))];
         const last = c.seconds[c.seconds.length - 1];
-        // The upper edge of each component, named where it is thick enough for a name.
+        // The upper edge of each component; its name is drawn if the component is thick enough.
         const tops = [...new Set(all.map((l) => l.of))].map((of) => {
           const mine = all.filter((l) => l.of === of);
           const at = mine.filter((l) => l.x === last);

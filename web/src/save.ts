@@ -1,12 +1,12 @@
-// A chart can be saved as an SVG of its own, with its title and its legend. On the page its colours and hatches are the
-// page's; the file has them as they are shown at that moment.
+// A chart can be saved as a separate SVG file, with its title and legend. On the page, its colours and hatches come
+// from the page's style sheets. The file contains them as they are at the time of saving.
 
 const svgNS = "http://www.w3.org/2000/svg";
 const kept = ["fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "stroke-linecap",
   "stroke-linejoin", "opacity", "font-family", "font-size", "font-weight", "font-variant-numeric", "text-anchor",
   "paint-order"];
 
-/** saver is the button that saves a chart; the box has its title, and the figure its legend. */
+/** saver returns the button that saves a chart. The title is in the box, and the legend in the figure around it. */
 export function saver(svg: SVGSVGElement, box: HTMLElement): HTMLButtonElement {
   const button = document.createElement("button");
   button.type = "button";
@@ -24,7 +24,7 @@ export function saver(svg: SVGSVGElement, box: HTMLElement): HTMLButtonElement {
   return button;
 }
 
-/** standalone is a chart as the text of a file that needs no page. */
+/** standalone returns the text of an SVG file that shows a chart without the page. */
 export function standalone(svg: SVGSVGElement, title: string, legend: HTMLElement | null): string {
   const page = getComputedStyle(svg);
   const out = document.createElementNS(svgNS, "svg");
@@ -74,7 +74,7 @@ export function standalone(svg: SVGSVGElement, title: string, legend: HTMLElemen
   return new XMLSerializer().serializeToString(out);
 }
 
-/** styled is a copy whose elements have as attributes what the page's style sheets give them, without the tooltip. */
+/** styled returns a copy of an element without its tooltip, with its computed styles as attributes. */
 function styled(of: Element): Element {
   const copy = of.cloneNode(true) as Element;
   const [from, to] = [[of, ...of.querySelectorAll("*")], [copy, ...copy.querySelectorAll("*")]];

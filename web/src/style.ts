@@ -1,6 +1,7 @@
 import type { Data } from "./data";
 
-// An arm is known by its symbol, its line and its name as much as by its colour. The baseline is ink, its twin grey.
+// Arms differ in symbol and line as well as in colour, because some readers cannot see colours. The baseline has the
+// colour of the text, and its twin is grey.
 const colours = ["var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)"];
 const symbols = ["triangle", "square", "diamond", "star", "wye", "cross"] as const;
 const dashes = ["none", "6 2", "8 2 2 2", "4 1", "10 3", "2 2"];
@@ -17,7 +18,7 @@ export function looks(d: Data): Look[] {
   });
 }
 
-// Parts of a bar have a colour and a hatch each.
+// The colours and hatches of the parts of bars, by the name of the part.
 export const fills: Record<string, [colour: string, hatch: string]> = {
   "application processes": ["var(--c1)", "solid"], "load generator": ["var(--c4)", "dots"],
   "subject's eBPF programs": ["var(--c2)", "solid"], "other eBPF programs": ["var(--c5)", "grid"],
@@ -41,7 +42,7 @@ export const fills: Record<string, [colour: string, hatch: string]> = {
 
 const svgNS = "http://www.w3.org/2000/svg";
 
-/** hatches puts the patterns of the fills into the page, once. */
+/** hatches adds the patterns of all fills to the page. It must be called once, before charts are drawn. */
 export function hatches(): void {
   const svg = document.createElementNS(svgNS, "svg");
   svg.setAttribute("width", "0");

@@ -27,10 +27,10 @@ var Sections = []string{"clock", "latency", "bpf", "maps", "cpu", "memory", "noi
 
 // Options configures a calibration.
 type Options struct {
-	Self  string   // path of the tare binary, which runs itself as the planted processes
-	Quick bool     // run the short form
-	Only  []string // sections; empty: all
-	Fault Fault    // defect to build in, to see that it is found
+	Self  string                     // path of the tare binary, which runs itself as the planted processes
+	Quick bool                       // run the short form
+	Only  []string                   // sections; empty: all
+	Fault Fault                      // defect to build in, to see that it is found
 	Say   func(section, what string) // called before each planting; may be nil
 }
 
