@@ -47,7 +47,8 @@ type scale interface {
 	Close() error
 }
 
-// runningEvery is how often processes are listed for rules that name them. Listing costs about 20 us per process.
+// runningEvery is the time between two listings of processes, for rules that name processes, if no group or program
+// was created. Listing costs about 20 us per process.
 const runningEvery = 10 * time.Second
 
 // fresh is the age up to which a reading of the counters also serves later requests, so that clients that scrape at

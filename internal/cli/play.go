@@ -63,7 +63,8 @@ func playGuest(ctx context.Context, args []string) error {
 	return reported(conn, kind.Play(ctx, conn, args))
 }
 
-// partPatience is how long a pod waits for the trial to begin: another pod may still be pulling its image.
+// partPatience is the longest time that a pod waits for its trial to begin. It is long because another pod may still be
+// pulling its image.
 const partPatience = 10 * time.Minute
 
 // playPart runs in the process of an application or a load in a pod.

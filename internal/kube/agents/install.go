@@ -218,7 +218,8 @@ func (c *Cluster) isTheirs(ctx context.Context, o *unstructured.Unstructured) (b
 	return true, nil
 }
 
-// goneWithin is how long Uninstall waits for an object to go. A namespace goes after all that is in it.
+// goneWithin is the longest time that Uninstall waits until an object is gone. It is long because a namespace is
+// removed only after everything in it.
 const goneWithin = 2 * time.Minute
 
 // Uninstall removes everything that Install has applied to a namespace, and then, if Install has created it, the

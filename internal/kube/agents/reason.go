@@ -30,7 +30,7 @@ func Hint(err error) string {
 	return ""
 }
 
-// maxReason is how many bytes of a reason are shown.
+// maxReason is the maximum length of a reason that is shown, in bytes.
 const maxReason = 200
 
 // reason returns a short reason why an agent gave no window.

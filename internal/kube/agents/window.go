@@ -45,7 +45,7 @@ type Answer struct {
 	Node   string
 	Ledger *ledger.Ledger // nil if it failed
 	Failed string         // why it failed
-	// Offset is how far the node's clock is ahead of this machine's, within Uncertainty.
+	// Offset is the node's clock minus this machine's. The true offset differs from it by at most Uncertainty.
 	Offset, Uncertainty time.Duration
 }
 

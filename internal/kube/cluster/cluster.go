@@ -66,7 +66,7 @@ type Container struct {
 	Class Class
 }
 
-// Class is how a container got into its pod.
+// Class says how a container got into its pod.
 type Class string
 
 // The classes.
@@ -133,7 +133,7 @@ type Budget struct {
 	MemoryBytes *int64 `json:"memory_bytes"`
 }
 
-// Usage is what one part of the cluster used: gross = net + tare.
+// Usage holds what one part of the cluster used. In each figure, gross = net + tare.
 type Usage struct {
 	CPU  Split `json:"cpu_seconds"`
 	CPUs Split `json:"cpus"` // CPU divided by the length of each node's window

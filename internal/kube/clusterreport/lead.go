@@ -61,8 +61,8 @@ func memoryLead(c *cluster.Cluster) string {
 		parts(c, func(u *cluster.Usage) cluster.Split { return u.Hard }, number))
 }
 
-// sentence returns a sentence with the net and tare of a figure, and with the parts of tare (madeOf). The first
-// argument is the format with which the sentence begins, whose verb %s stands for gross and " were".
+// sentence returns a sentence with the net and tare of a figure, and with the parts of tare (madeOf). of is the format
+// of its beginning; %s in it is replaced by gross and " were".
 func sentence(of string, s cluster.Split, number func(float64) string, madeOf string) string {
 	about := func(v *float64, known float64) string {
 		if v == nil {

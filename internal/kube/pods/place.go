@@ -146,8 +146,8 @@ func Check(s *spec.Spec) error {
 	return nil
 }
 
-// checkMarks refuses an arm whose subject applies to a part that does not exist, and an arm that distinguishes the
-// containers of a pod in an experiment that has a RuntimeClass.
+// checkMarks returns an error for an arm if its subject applies to a part that does not exist. It also returns one if
+// the arm distinguishes the containers of a pod although some arm of the experiment has a RuntimeClass.
 func checkMarks(s *spec.Spec, path string, arm *kind.Part) error {
 	marks, err := arm.Kind.(kind.Marked).Marks(arm.Options)
 	if err != nil {

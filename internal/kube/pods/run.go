@@ -69,7 +69,7 @@ const (
 	Coordinator = "_coordinator"
 	coordinator = "coordinator" // name of its container
 
-	// KeptFor is how long a coordinator keeps the results of a run to be fetched.
+	// KeptFor is the time for which a coordinator keeps the results of a run until they are fetched.
 	KeptFor = time.Hour
 
 	ordersDir = "/etc/tare"

@@ -2,8 +2,8 @@ package analysis
 
 import "fmt"
 
-// pathAnswers returns answers for runs whose baseline is a subject and whose loads only make connections: the time that
-// each subject's eBPF programs take for a connection, at the first and the last level.
+// pathAnswers returns answers for runs with a subject as the baseline and with loads that only make connections. They
+// give the time that each subject's eBPF programs take for a connection, at the first and at the last level.
 func pathAnswers(s *Summary, t *Table) []Answer {
 	if s.Baseline == "" || !t.Has("connect_p50_seconds") || t.Has("latency_p50_seconds") {
 		return nil

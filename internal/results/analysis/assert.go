@@ -249,7 +249,7 @@ func (a *asserter) tableOf(component string) *Table {
 }
 
 // concerns reports whether a metric can be expected at a level: some arm has it there, or lost it, or had too few
-// samples for it, or nothing at all was measured there. Levels that stand for different loads have different metrics.
+// samples for it, or nothing at all was measured there. Levels that select different loads have different metrics.
 func (a *asserter) concerns(t *Table, of assertion.Assertion, at factors) bool {
 	if !t.known[of.Metric] {
 		return true // no level has it, and every level reports that

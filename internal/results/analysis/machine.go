@@ -29,8 +29,8 @@ type Budget struct {
 	Unplaced float64
 }
 
-// Held is what the groups of one role (app, load, subject) hold at the end of the window: each value is the mean over
-// those valid trials of an arm at a level in which the field is known for every such group.
+// Held is the memory that the groups of one role (app, load or subject) hold at the end of the window. Each value is a
+// mean over the valid trials of an arm at a level, without the trials in which the field is unknown for some group.
 type Held struct {
 	Arm     string
 	Factors map[string]string

@@ -191,8 +191,8 @@ type Difference struct {
 	// blocks would not help.
 	ToResolve *Forecast `json:"to_resolve,omitempty"`
 
-	// Effective is how many independent blocks the N blocks are worth, since neighbouring ones resemble each other; nil
-	// if too few differences were measured to estimate it.
+	// Effective is the number of independent blocks that would be worth as much as the N blocks, which resemble their
+	// neighbours; nil if too few differences were measured to estimate it.
 	Effective *float64 `json:"effective_blocks"`
 
 	carried bool // the arm changes the trial that runs right after it
@@ -237,8 +237,8 @@ type Model struct {
 	Method       string                `json:"method"`
 	Blocks       int                   `json:"blocks"` // blocks that were fitted; the others lack too many levels
 
-	// Effective is how many independent blocks the fitted ones are worth, for the coefficient in which neighbouring blocks
-	// resemble each other most; left out if there are too few blocks to estimate it.
+	// Effective is the number of independent blocks that would be worth as much as the fitted ones, for the coefficient in
+	// which neighbouring blocks resemble each other most; nil if there are too few blocks to estimate it.
 	Effective *float64 `json:"effective_blocks,omitempty"`
 
 	strong  bool // intervals may still be too narrow

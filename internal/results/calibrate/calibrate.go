@@ -189,7 +189,7 @@ func (r *Report) Verdict() error {
 // tries is the maximum number of times that a weight is measured if noise or chance can spoil it.
 const tries = 3
 
-// quickRetries is how much time repeats may take in a quick calibration before it stops repeating disturbed weights.
+// quickRetries is the total time of repeats after which a quick calibration no longer repeats disturbed weights.
 const quickRetries = 8 * time.Second
 
 // quickRepeats is the time after which a quick calibration repeats only a weight that passed as often as it failed.

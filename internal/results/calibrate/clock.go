@@ -259,7 +259,7 @@ func keep(
 	return k, nil
 }
 
-// startLead is how long before its first start a schedule is made.
+// startLead is the time between making a schedule and its first start.
 const startLead = 10 * time.Millisecond
 
 // lags keeps a schedule of n starts with the pacer.
@@ -291,8 +291,8 @@ func sleeps(ctx context.Context, rate float64, n int) (kept, error) {
 	})
 }
 
-// missed returns the fraction of time that a loop which reads the clock loses to gaps of more than 10 us, in which its
-// CPU does something else, or in which the hypervisor took the CPU.
+// missed runs a loop that reads the clock for the time d. It returns the fraction of that time in gaps of more than 10
+// us between two readings, in which the CPU did something else or the hypervisor had taken it.
 func missed(d time.Duration) (part float64) {
 	const gap = int64(10 * time.Microsecond)
 	begin := pace.Now()

@@ -66,7 +66,7 @@ const groupLost = "the group is not in the ledger"
 
 // burnt weighs the CPU time of a group, which is nil if the ledger has lost it.
 func burnt(name string, g *ledger.Cgroup, truth float64, planted string) Weight {
-	// 1 ms, because the process exchanges messages outside of its own measurement.
+	// 1 ms, because the process uses CPU time before and after its own measurement, to exchange messages.
 	allowed := Tolerance{Absolute: 1e-3, Part: 0.01}
 	switch {
 	case g == nil:

@@ -260,7 +260,7 @@ const (
 	// leastSpoiling is the minimum time, in seconds, that a CPU must have been away to show in the longest latency. It is
 	// half of that latency's tolerance.
 	leastSpoiling = 0.5e-3
-	// beforeEnd is how long before the end of a stall the server wakes up, to end it on time (pace.SleepUntil).
+	// The server wakes up beforeEnd before the end of a stall, to end it on time (pace.SleepUntil).
 	beforeEnd = 2 * time.Millisecond
 )
 

@@ -45,7 +45,7 @@ type memoryOrder struct {
 	Dir   string `json:"dir"` // directory for the file
 }
 
-// plantedResult is what a planted process measured about itself.
+// plantedResult holds what a planted process measured about itself. Fields that do not apply to its kind are 0.
 type plantedResult struct {
 	CPUSeconds float64 `json:"cpu_seconds"`
 	Times      int     `json:"times"`

@@ -70,8 +70,8 @@ type Weight struct {
 	// Stood is set for latencies: the fraction of wake-ups, on all CPUs, that were late by more than 1 ms.
 	Stood   float64 `json:"stood,omitempty"`
 	Longest float64 `json:"longest,omitempty"` // delay of the latest of these, in seconds
-	// Cause is what disturbed a weight that was not judged. Culprits are the other tasks that used the most CPU time
-	// meanwhile.
+	// Cause says whether the hypervisor or other tasks disturbed a weight that was not judged. Culprits are the other
+	// tasks that used the most CPU time meanwhile.
 	Cause    ledger.Cause `json:"cause,omitempty"`
 	Culprits []Culprit    `json:"culprits,omitempty"`
 	// Witness is the source of Others and Stolen: steal-clock or steal-ticks, as in a ledger's noise, or proc-stat if

@@ -193,8 +193,8 @@ func resource(unit string) string {
 	return "memory"
 }
 
-// rank is lower for a better model of a cost: one that depends on more of the factors that were asked for, then one
-// that gives a figure, then one whose measured range holds the levels that were asked for.
+// rank is lower for a better model of a cost. The best model depends on most of the factors that were asked for. Among
+// equals, a model that gives a figure is better, and then one with the levels that were asked for in its range.
 func (u use) rank() int {
 	rank := 4 * len(u.lacks)
 	if _, err := u.forecast(); err != nil {
@@ -413,9 +413,9 @@ func (p *Plan) choose(sources []comparison.Source, arm string, ask Ask) (all []u
 	return all, nil
 }
 
-// unmodelled returns costs of an arm that have no model: those that its trials have; those that only other arms have,
-// such as a baseline without a subject; and the run time of eBPF programs in any case, because every subject may have
-// some.
+// unmodelled returns the costs of an arm that have no model. These are costs that its trials have, and costs that only
+// other arms have, such as a baseline without a subject. The run time of eBPF programs is always among them, because
+// every subject may have some.
 func unmodelled(sources []comparison.Source, arm string, uses []use) (all []Unplanned) {
 	for _, s := range sources {
 		for _, d := range s.Run.Metrics {

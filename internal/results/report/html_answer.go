@@ -213,8 +213,8 @@ func (m *dataMaker) waitTables() (all []tableRow) {
 	return all
 }
 
-// stairs are the kinds of memory whose amounts before, under and after the load are drawn, if the run has metrics for
-// the values before and after.
+// stairs lists the kinds of memory for which the amounts before, under and after the load are drawn. The run must have
+// metrics for the amounts before and after.
 var stairs = []struct{ name, metric string }{
 	{"eBPF maps, each once", "map_bytes"},
 	{"kernel memory of the data plane's group", "memory_kernel_bytes"},

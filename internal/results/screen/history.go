@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// kept is how far back the history goes.
+// kept is the maximum age of a tick in the history.
 const kept = 10 * time.Minute
 
 // mostPoints bounds the number of values in the history of all rows, at 4 bytes each. With more rows, the history

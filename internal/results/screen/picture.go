@@ -9,7 +9,7 @@ import (
 	"tare/internal/results/report"
 )
 
-// Picture is what the screen shows of one window. Names in it may contain any bytes.
+// Picture holds what the screen shows of one window. Names in it may contain any bytes.
 type Picture struct {
 	Of       string    // where the window was measured, such as the name of a machine
 	Note     string    // further text for the title

@@ -59,8 +59,8 @@ func Run(ctx context.Context, terminal *os.File, s Source, o Options) error {
 	return errors.Join(<-fed, err)
 }
 
-// framesPerSecond is how often the library looks for something to draw. Its default of 60 takes more CPU time than the
-// rest of the screen.
+// framesPerSecond is the rate at which the library looks for something to draw. Its default of 60 takes more CPU time
+// than the rest of the screen.
 const framesPerSecond = 15
 
 // colours returns the colours that the terminal supports according to its environment. The library's default would
