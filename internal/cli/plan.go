@@ -111,7 +111,7 @@ RUN is a run directory, or a directory that holds some.`,
 		},
 	}
 	c.Flags().StringVar(&levels, "for", "", "levels of factors to plan for, such as rate=2000,services=500")
-	c.Flags().Uint32Var(&copies, "copies", 1, "how many there are, such as pods, each with the load of --for")
+	c.Flags().Uint32Var(&copies, "copies", 1, "number of copies, such as pods, each with the load of --for")
 	c.Flags().StringVar(&ask.Arm, "arm", "", "arm to plan; default: all that have a subject")
 	c.Flags().StringVar(&node, "node", "",
 		"free capacity of a node, such as cpus=4,memory=16GiB; prints how many are needed")

@@ -361,7 +361,7 @@ func (p *Prose) latency(t *Table) {
 			continue
 		}
 		if all := p.Peek(d.Name); running && len(p.clauses) > 0 && all != nil && all.Difference != nil {
-			p.clauses = append(p.clauses, fmt.Sprintf("%s%s cannot be told: the machine's stalls touched %s of the requests",
+			p.clauses = append(p.clauses, fmt.Sprintf("%s%s is unknown: the machine's stalls touched %s of the requests",
 				name, while, quantity.Rough(share, quantity.Part)))
 		}
 	}

@@ -106,7 +106,7 @@ func (p *Prose) componentLines(metric, name string) {
 		}
 		if !m.Linear {
 			_, slope, _ := strings.Cut(text, fixedAnd)
-			text = slope + " on average, in no line"
+			text = slope + " on average, not linearly"
 		}
 		all = append(all, m.Component+" "+text)
 	}

@@ -47,11 +47,11 @@ func limitAnswers(s *Summary, t *Table) []Answer {
 		switch {
 		case used == nil || used.Lo == nil || throttled == nil || throttled.Lo == nil,
 			each == nil || each.Difference == nil || done == nil:
-			verdict = "There is too little to say whether application and programs share the limit: "
+			verdict = "It is unknown whether application and programs share the limit: "
 		case *used.Lo > 1+grain:
 			verdict = "The limit was exceeded: "
 		case *throttled.Lo < heldBack:
-			verdict = "The limit did not hold anybody back, so it does not show what it limits: "
+			verdict = "No group was held back by its limit, so the run does not show what the limit covers: "
 		case !each.Difference.Resolved || each.Difference.Value < 0:
 			verdict = "Whether application and programs share the limit is not resolved: "
 		}
@@ -84,9 +84,9 @@ func limitAnswers(s *Summary, t *Table) []Answer {
 
 // underLimit describes how much of the limit the limited groups used.
 func (p *Prose) underLimit(used, throttled *Estimate) string {
-	text := "what the limited groups used of it cannot be told"
+	text := "the part of it that the limited groups used is unknown"
 	if used != nil {
-		text = fmt.Sprintf("the limited groups used %s, %s of it (the fullest group %s of its own)",
+		text = fmt.Sprintf("the limited groups used %s, %s of it (the fullest group %s of its limit)",
 			p.Say("limited_cpus"), Said(used), p.Say("limited_most_share"))
 	}
 	if throttled != nil {
@@ -101,14 +101,14 @@ func (p *Prose) contexts() string {
 	task, softirq := p.Find("bpf_limited_task_share"), p.Find("bpf_limited_softirq_share")
 	inside := p.Find("bpf_limited_inside_share")
 	if task == nil || softirq == nil || inside == nil {
-		return "there are too few samples to tell task context from softirq."
+		return "there are too few samples to distinguish task context from softirq."
 	}
-	where := "outside it, for this kernel takes interrupts out of the time of groups"
+	where := "outside it, because this kernel charges interrupts to no group"
 	switch {
 	case softirq.Value == 0:
-		where = "so softirq decides nothing here"
+		where = "so softirq makes no difference here"
 	case inside.Value > task.Value:
-		where = "inside it too, for this kernel leaves interrupts in the time of the task that they interrupted"
+		where = "inside it too, because this kernel charges interrupts to the task that they interrupted"
 	}
 	text := fmt.Sprintf("of the programs' run time %s was in task context of the limited groups, inside the limit; "+
 		"%s in softirq above them, %s", Said(task), Said(softirq), where)

@@ -78,28 +78,28 @@ func TestLimitAnswers(t *testing.T) {
 			"2000 /s [1800, 2200] lower", "softirq above them, inside it too", "2.0 % in other groups",
 			"with kernelmesh it is 400 us [360, 440] higher", "With kernelmesh: of the programs"}},
 		{"softirq apart", func(s *Summary) { s.set("bpf_limited_inside_share", scale(0.95/0.98)) },
-			[]string{"share the limit: with", "outside it, for this kernel takes interrupts out"}},
+			[]string{"share the limit: with", "outside it, because this kernel charges interrupts to no group"}},
 		{"no softirq", func(s *Summary) { s.set("bpf_limited_softirq_share", scale(0)) },
-			[]string{"so softirq decides nothing here"}},
+			[]string{"so softirq makes no difference here"}},
 		{"exceeded", func(s *Summary) { s.set("limited_share", scale(1.2)) }, []string{"The limit was exceeded: "}},
 		{"not held", func(s *Summary) { s.set("limited_throttled_share", scale(0.3)) },
-			[]string{"The limit did not hold anybody back, so it does not show what it limits: "}},
+			[]string{"No group was held back by its limit, so the run does not show what the limit covers: "}},
 		{"nothing charged", func(s *Summary) {
 			s.set("limited_cpu_seconds_per_connection", func(e *Estimate) { e.Difference = difference(1e-9, false) })
 		}, []string{"Whether application and programs share the limit is not resolved: "}},
 		{"without intervals", func(s *Summary) { s.set("limited_share", func(e *Estimate) { e.Lo, e.Hi = nil, nil }) },
-			[]string{"There is too little to say whether application"}},
+			[]string{"It is unknown whether application"}},
 		{"the share is withheld", func(s *Summary) {
 			s.set("limited_share", func(e *Estimate) { e.Withheld = "3 of 8 trials were lost" })
 		}, []string{
-			"There is too little to say whether application and programs share the limit: with heavy, at a limit of 0.25 CPU, " +
-				"what the limited groups used of it cannot be told, throttled in 97 %",
+			"It is unknown whether application and programs share the limit: with heavy, at a limit of 0.25 CPU, " +
+				"the part of it that the limited groups used is unknown, throttled in 97 %",
 			"Against the baseline, the CPU time that they are charged for each connection is 400 us [360, 440] higher: at",
 		}},
 		{"the throttling is withheld", func(s *Summary) {
 			s.set("limited_throttled_share", func(e *Estimate) { e.Withheld = "3 of 8 trials were lost" })
 		}, []string{
-			"There is too little to say", "(the fullest group 100 %", "of its own). Against the baseline, the CPU time that",
+			"It is unknown", "(the fullest group 100 %", "of its limit). Against the baseline, the CPU time that",
 		}},
 		{"a baseline without throughput", func(s *Summary) {
 			s.set("throughput_per_second", func(e *Estimate) { e.Difference = nil })

@@ -219,7 +219,7 @@ func TestComponentLines(t *testing.T) {
 		}
 	}
 	said = answersOf(t, run, trials)
-	if !strings.Contains(said, " more for every 1,000 connections on average, in no line.") {
+	if !strings.Contains(said, " more for every 1,000 connections on average, not linearly.") {
 		t.Errorf("a component that grows in no line is not said to: %s", said)
 	}
 }

@@ -101,8 +101,8 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	switch {
 	case !counted && after.Sock != nil && *after.Sock == 0:
 		ws = append(ws, missing("sock", quantity.Bytes, sock,
-			"cgroup v1 counts socket buffers only in groups with a limit of them, and this kernel takes none: 0 means "+
-				"nothing there"))
+			"cgroup v1 counts socket buffers only in groups that limit them, and this kernel accepts no such limit, so "+
+				"0 means nothing"))
 	default:
 		ws = append(ws, grown("sock", float64(r.SockBytes), before.Sock, after.Sock,
 			Tolerance{Absolute: 256 << 10, Part: 0.05}, sock))

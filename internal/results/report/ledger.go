@@ -243,7 +243,7 @@ func (t *screen) noise(l *ledger.Ledger) {
 		"stall %s; by %s", inSeconds(n.StolenSeconds),
 		100*n.StolenSeconds/max(l.CPU.Capacity, 1e-9), inSeconds(n.LongestSeconds), n.Witness))
 	if n.Late > 0 {
-		t.linef("  looks that were late though nothing was stolen, because interrupts were off: %d, by up to %s", n.Late,
+		t.linef("  checks for stolen time that were late because interrupts were off: %d, by up to %s", n.Late,
 			inSeconds(n.LongestLate))
 	}
 	longest := 0.0

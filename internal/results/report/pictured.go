@@ -86,9 +86,9 @@ type placementRow struct {
 type placementCell struct{ Memory, CPU string }
 
 // placedNote is the text above the tables.
-const placedNote = "means over the trials that did not fail; of a component, resident memory (PSS) of its " +
-	"processes where their next page is charged, and CPU time where it is; then what the kernel charges to the control " +
-	"groups, kernel memory among it"
+const placedNote = "means over the trials that did not fail. Components have the resident memory (PSS) of their " +
+	"processes at the place where the next page would be charged, and CPU time at the place where it is charged. The " +
+	"other rows have what the kernel charges to the control groups, including kernel memory"
 
 // placementTables returns the tables of a summary, without the twin if there are other arms, and the places that are
 // their columns.

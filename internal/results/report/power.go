@@ -38,11 +38,10 @@ func Power(w io.Writer, p *analysis.Power, o Options) error {
 		rows = append(rows, cells)
 	}
 	t.columns(rows, nil, false)
-	t.wrap("", "With so many blocks (--blocks) an assertion whose bound is this far from the truth holds or fails, "+
-		"and is not "+
-		"undecided; one with --until takes up to half as many more. The noise is that of this run, and what its blocks do "+
-		"not know of it is allowed for. A second figure is for blocks that resemble their neighbours as much as this run "+
-		"leaves open; the time is that of the first.")
+	t.wrap("", "With this number of blocks (--blocks), an assertion is decided if its bound is this far from the true "+
+		"value. A run with --until takes up to half as many blocks more. The noise is that of this run, and the numbers "+
+		"allow for its uncertainty after so few blocks. A second number is for blocks that resemble their neighbours as "+
+		"much as this run leaves possible. The time is for the first number.")
 	t.hidden(hidden, "further row", "")
 	for _, warning := range p.Warnings {
 		t.wrap("warning: ", warning)
