@@ -81,8 +81,8 @@ func machine() []cog.Builder[dashboard.Panel] {
 	budget := stacked("CPU budget", cpus,
 		"Every CPU second of the machine is on one line: idle, stolen by the hypervisor, in control groups, in processes "+
 			"outside of them, in kernel threads, in eBPF programs, in interrupts, in the agent (self), or unexplained. The "+
-			"dashed line is the capacity. What the kernel counts on two lines is below zero: the lines without it are the "+
-			"capacity.",
+			"dashed line is the capacity. CPU time that the kernel counts on two lines is shown below zero: the sum of the "+
+			"lines, less that time, is the capacity.",
 		over(on(`rate(tare_node_cpu_seconds_total{@}[])`), "{{line}}"),
 		over(on(`-rate(tare_node_cpu_counted_twice_seconds_total{@}[])`), "counted twice"),
 		over(on(`rate(tare_node_cpu_capacity_seconds_total{@}[])`), "capacity")).Span(whole).Height(high)
@@ -92,16 +92,16 @@ func machine() []cog.Builder[dashboard.Panel] {
 	line(budget, "steal", map[string]any{"color": fixed("purple")})
 	steal := graph("Steal and longest stall", part,
 		"The part of the capacity that the hypervisor took away, and (right axis) the longest time in the last minute for "+
-			"which a CPU stood still because of it. Stalls of milliseconds are in the tail of every latency on the machine, "+
-			"whatever the part is.",
+			"which it took a CPU away. Stalls of milliseconds lengthen the tail of every latency on the machine, however "+
+			"small the part is.",
 		over(on(`rate(tare_node_cpu_seconds_total{@, line="steal"}[])`+
 			` / ignoring (line) rate(tare_node_cpu_capacity_seconds_total{@}[])`), "stolen"),
 		over(on(`tare_node_cpu_longest_stall_seconds{@}`), "longest stall"))
 	line(steal, "longest stall", map[string]any{"custom.axisPlacement": "right", "unit": seconds})
 	unexplained := graph("Unexplained", part,
-		"The part of the capacity that was not idle and is on no line of the budget, and the part that is on two. Up to a "+
-			"few percent come from the grain of the kernel's counters. More than 5 % for long means that the agent sees only "+
-			"a part of the machine: look at its collectors and warnings below.",
+		"The part of the capacity that was not idle and is on no line of the budget, and the part that is on two lines. Up "+
+			"to a few percent come from the resolution of the kernel's counters. More than 5 % for a long time means that the "+
+			"agent sees only a part of the machine: look at its collectors and warnings below.",
 		over(on(`rate(tare_node_cpu_seconds_total{@, line="unexplained"}[])`+
 			` / ignoring (line) rate(tare_node_cpu_capacity_seconds_total{@}[])`), "unexplained"),
 		over(on(`rate(tare_node_cpu_counted_twice_seconds_total{@}[]) / rate(tare_node_cpu_capacity_seconds_total{@}[])`),
@@ -128,14 +128,15 @@ func ebpf() []cog.Builder[dashboard.Panel] {
 			"{{namespace}} {{pod}} {{container}} {{unit}} {{cgroup}}"),
 		over(on(`sum(rate(tare_bpf_unsplit_seconds_total{@}[])) or vector(0)`), "not split")).Height(high)
 	table := rows("Who pays for which program", "The same by program, over the time range that is shown: the 50 largest. "+
-		"The part is that of all run time of eBPF programs on the machine.",
+		"The part is the fraction of the run time of all eBPF programs on the machine.",
 		[]column{label("program"), label("namespace"), label("pod"), label("container"), label("unit"), label("cgroup"),
 			value("A", "CPUs", cpus), value("B", "part", part)},
 		now("A", on(`topk(50, sum by (program, `+payer+`) (rate(tare_bpf_payer_seconds_total{@, namespace=~"$namespace"}[r])))`)),
 		now("B", on(`topk(50, sum by (program, `+payer+`) (rate(tare_bpf_payer_seconds_total{@, namespace=~"$namespace"}[r])))`+
 			` / scalar(sum(rate(tare_bpf_program_run_seconds_total{@}[r])))`)))
 	top := rows("Programs", "Programs that ran in the time range, by their run time, with the time that one run took and "+
-		"how often they ran. A program that is loaded again has another id; all of one name and component are together.",
+		"how often they ran. A program that is loaded again has another id, so programs with the same name and component "+
+		"are added up.",
 		[]column{label("program"), label("component"), label("charge"),
 			value("A", "CPUs", cpus), value("B", "per run", seconds), value("C", "runs", perSec)},
 		now("A", on(`sum by (`+program+`) (rate(tare_bpf_program_run_seconds_total{@}[r])) > 0`)),
@@ -143,20 +144,20 @@ func ebpf() []cog.Builder[dashboard.Panel] {
 			` / (sum by (`+program+`) (rate(tare_bpf_program_runs_total{@}[r])) > 0)`)),
 		now("C", on(`sum by (`+program+`) (rate(tare_bpf_program_runs_total{@}[r])) > 0`)))
 	perRun := graph("Time per run", seconds,
-		"How long one run of each of the ten costliest programs took. It is wall time: interrupts, and stolen time, are in "+
-			"it. A program that takes longer with the same work has fuller maps, colder caches, or a new version.",
+		"How long one run of each of the ten costliest programs took. It is wall time, which includes interrupts and "+
+			"stolen time. A program that takes longer with the same work has fuller maps, colder caches, or a new version.",
 		over(on(`sum by (`+program+`) (rate(tare_bpf_program_run_seconds_total{@}[]))`+
 			` / (sum by (`+program+`) (rate(tare_bpf_program_runs_total{@}[])) > 0)`+
 			` and topk(10, sum by (`+program+`) (rate(tare_bpf_program_run_seconds_total{@}[])))`), "{{program}} {{component}}")).
 		Height(high)
 	maps := stacked("Memory of maps", bytesIn,
-		"What the ten largest eBPF maps take, each counted once, however many programs use it, and (dashed) the sum of all "+
-			"maps. Maps of one name, type and component are together.",
+		"Memory of the ten largest eBPF maps, each counted once, however many programs use it, and (dashed) the sum of all "+
+			"maps. Maps with the same name, type and component are added up.",
 		over(on(`topk(10, sum by (map, type, component) (tare_bpf_map_bytes{@}))`), "{{map}} {{type}} {{component}}"),
 		over(on(`sum(tare_bpf_map_bytes{@})`), "all maps"))
 	line(maps, "all maps", dashed)
 	programs := graph("Run time by component", cpus,
-		"Run time of each component's eBPF programs, wherever they ran: what its programs take from everything else.",
+		"Run time of each component's eBPF programs, in whichever control groups they ran.",
 		over(on(`sum by (charge, component) (rate(tare_component_bpf_seconds_total{@}[]))`), "{{charge}} {{component}}"))
 	return []cog.Builder[dashboard.Panel]{pays, table, top, perRun, maps, programs}
 }
@@ -165,20 +166,20 @@ func components() []cog.Builder[dashboard.Panel] {
 	return []cog.Builder[dashboard.Panel]{
 		stacked("CPU time by component", cpus,
 			"CPU time of each component's processes, as the rules in the agent's configuration charge it; unknown is what no "+
-				"rule names. Each second is in one component, and the sum is what the budget attributes. eBPF programs of "+
-				"others that ran above a component's processes are in it.",
+				"rule names. Each second counts in one component, and the sum is what the budget attributes. The time includes "+
+				"eBPF programs of other components that ran while the component's processes were on the CPU.",
 			over(on(`sum by (charge, component, workload) (rate(tare_component_cpu_seconds_total{@}[]))`),
 				"{{charge}} {{component}} {{workload}}")).Span(third),
 		stacked("Share of the machine", part,
 			"The part of the machine's capacity that each component of the infrastructure takes (charge tare): its processes, "+
-				"and its eBPF programs wherever they ran. What its programs ran above its own processes is in both, so that "+
-				"this is an upper bound. It is empty without rules that charge something to tare.",
+				"and its eBPF programs in whichever control groups they ran. Run time of its programs in its own groups counts "+
+				"twice, so this is an upper bound. It is empty without rules that charge something to tare.",
 			over(on(`(sum by (component) (rate(tare_component_cpu_seconds_total{@, charge="tare"}[]))`+
 				` + sum by (component) (rate(tare_component_bpf_seconds_total{@, charge="tare"}[])))`+
 				` / scalar(rate(tare_node_cpu_capacity_seconds_total{@}[]))`), "{{component}}")).Span(third),
 		stacked("Memory by component", bytesIn,
-			"Hard memory of each component's control groups, which the kernel cannot take back. Maps of eBPF programs are "+
-				"kernel memory of the group that made them; those of a component are beside it, as \"maps\".",
+			"Hard memory of each component's control groups, which the kernel cannot reclaim. Maps of eBPF programs are "+
+				"kernel memory of the group that created them; those of a component are also shown separately, as \"maps\".",
 			over(on(`sum by (charge, component, workload) (tare_component_memory_hard_bytes{@})`),
 				"{{charge}} {{component}} {{workload}}"),
 			over(on(`sum by (charge, component) (tare_component_bpf_map_bytes{@})`), "maps: {{charge}} {{component}}")).
@@ -189,18 +190,18 @@ func components() []cog.Builder[dashboard.Panel] {
 func groups() []cog.Builder[dashboard.Panel] {
 	return []cog.Builder[dashboard.Panel]{
 		stacked("CPU time by namespace", cpus,
-			"CPU time of all pods of a namespace, of those that are gone as well. What is in no pod is without a name.",
+			"CPU time of all pods of a namespace, including those that are gone. CPU time in no pod has no name.",
 			over(on(`sum by (namespace) (rate(tare_namespace_cpu_seconds_total{@, namespace=~"$namespace"}[]))`),
 				"{{namespace}}")),
 		stacked("CPU time by pod or unit", cpus,
-			"CPU time of the 15 busiest pods and systemd units; a pod is with all its containers. Control groups that are "+
-				"neither are by their path.",
+			"CPU time of the 15 busiest pods, with all their containers, and systemd units. Other control groups are listed "+
+				"by their path.",
 			over(on(`topk(15, sum by (namespace, pod, unit) (rate(tare_group_cpu_seconds_total{@, namespace=~"$namespace"}[])))`),
 				"{{namespace}} {{pod}} {{unit}}")),
 		rows("Containers, pods, units and groups",
-			"CPU time and hard memory of each container, of what a pod uses outside of its containers, of systemd units, and "+
-				"of control groups that are none of these, over the time range; and the run time of eBPF programs that they "+
-				"pay for, which is a part of their CPU time.",
+			"CPU time over the time range, and hard memory, of each container, of each pod outside of its containers, of "+
+				"systemd units, and of other control groups; and the run time of the eBPF programs that they pay for, which is "+
+				"a part of their CPU time.",
 			[]column{label("namespace"), label("pod"), label("container"), label("unit"), label("cgroup"),
 				value("A", "CPUs", cpus), value("B", "hard memory", bytesIn), value("C", "eBPF", cpus)},
 			now("A", on(`topk(100, sum by (`+payer+`) (rate(tare_group_cpu_seconds_total{@, namespace=~"$namespace"}[r])))`)),
@@ -213,12 +214,12 @@ func groups() []cog.Builder[dashboard.Panel] {
 }
 
 func agent() []cog.Builder[dashboard.Panel] {
-	memory := graph("Memory", bytesIn, "What the agent has resident, and what its own eBPF programs and maps take.",
+	memory := graph("Memory", bytesIn, "Resident memory of the agent, and memory of its own eBPF programs and maps.",
 		over(on(`tare_agent_resident_memory_bytes{@}`), "resident"),
 		over(on(`tare_agent_bpf_memory_bytes{@}`), "eBPF")).Span(third)
 	lost := graph("Samples", perSec,
-		"Samples that the agent takes to split eBPF run time, and those that it lost. Totals are counters and stay right; a "+
-			"split from which samples are missing is biased if they were lost while something in particular ran.",
+		"Samples that the agent takes to split eBPF run time, and those that it lost. Totals come from counters and "+
+			"stay right. A split is biased if the lost samples are mostly of certain programs or groups.",
 		over(on(`rate(tare_agent_samples_total{@}[])`), "taken"),
 		over(on(`rate(tare_agent_samples_lost_total{@}[])`), "lost")).Span(third)
 	line(lost, "lost", map[string]any{"color": fixed("red")})
@@ -232,15 +233,16 @@ func agent() []cog.Builder[dashboard.Panel] {
 			over(on(`rate(tare_agent_witness_seconds_total{@}[])`), "stolen time (estimate)")).Span(third),
 		memory, lost,
 		graph("Duration of collectors", seconds,
-			"How long each part of the last reading took. One that grows has more to read: control groups, programs, maps.",
+			"How long each part of the last reading took. A part takes longer if there are more control groups, programs or "+
+				"maps to read.",
 			over(on(`tare_agent_collector_duration_seconds{@}`), "{{collector}}")).Span(third),
 		graph("Collectors that work", plain,
-			"1 where a collector worked the last time, 0 where it failed. Metrics of one that fails are missing; all others "+
-				"are right.",
+			"1 if a collector succeeded in the last reading, 0 if it failed. The metrics of a failed collector are missing, "+
+				"and all others are right.",
 			over(on(`tare_agent_collector_success{@}`), "{{collector}}")).Span(third).Decimals(0),
 		rows("Warnings and limits", "Warnings of the last reading by their code (their texts are in the agent's "+
-			"/v1/ledger), and metrics of which the series beyond --max-series are together in one, \"(other)\", with how "+
-			"many these are.",
+			"/v1/ledger), and the metrics with more series than --max-series. The others of such a metric are added up in "+
+			"one series, \"(other)\"; the table has their number.",
 			[]column{label("code"), label("metric"), value("A", "warning", plain), value("B", "series omitted", plain)},
 			now("A", on(`sum by (code) (tare_agent_warning{@})`)),
 			now("B", on(`sum by (metric) (tare_agent_series_omitted{@})`))).Span(third).Height(low),
@@ -257,7 +259,7 @@ func cluster() []cog.Builder[dashboard.Panel] {
 			over(on(`sum by (component) (rate(tare_component_cpu_seconds_total{*, charge="tare"}[]))`+
 				` + sum by (component) (rate(tare_component_bpf_seconds_total{*, charge="tare"}[]))`), "{{component}}")),
 		stacked("Who pays for eBPF, by namespace", cpus,
-			"Run time of eBPF programs over all machines, by the namespace that pays for it. What is in no pod is without a "+
+			"Run time of eBPF programs over all machines, by the namespace that pays for it. Run time in no pod has no "+
 				"name.",
 			over(on(`topk(15, sum by (namespace) (rate(tare_bpf_payer_seconds_total{*, namespace=~"$namespace"}[])))`),
 				"{{namespace}}")),
