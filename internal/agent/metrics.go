@@ -484,7 +484,7 @@ type builder struct {
 // for the peak number of series would never be freed.
 const renewal = 64
 
-// maxLabels is the most labels that a metric has.
+// maxLabels is the maximum number of labels of a metric.
 const maxLabels = 8
 
 // versions has the metrics that often stay the same between readings, by name, with functions that return the version

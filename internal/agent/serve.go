@@ -22,7 +22,7 @@ const (
 	maxScrapes     = 8 // scrapes that wait for an answer
 	maxUnread      = 8 // answers that clients have not yet read
 	headerTimeout  = 10 * time.Second
-	answerTimeout  = 30 * time.Second // for reading an answer; for windows, it begins after the window
+	answerTimeout  = 30 * time.Second // for a client to read an answer; after a window, it begins anew
 	idleTimeout    = 2 * time.Minute
 	maxHeader      = 16 << 10 // bytes
 )

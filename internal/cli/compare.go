@@ -30,7 +30,6 @@ const (
 	maxKept = 128 << 20 // memory that the runs of a directory may take, in bytes
 )
 
-// compareFlags are the flags of tare compare.
 type compareFlags struct {
 	history string
 	anyway  bool
@@ -222,7 +221,7 @@ func (f compareFlags) like(history []comparison.Source, s comparison.Source) []c
 	if f.anyway || len(history) == 0 {
 		return history
 	}
-	var first string // reason
+	var first string // why the first run was skipped
 	kept := slices.DeleteFunc(slices.Clone(history), func(h comparison.Source) bool {
 		if h.Dir == s.Dir {
 			return false

@@ -31,7 +31,6 @@ import (
 
 func init() { register(newNode) }
 
-// nodeFlags are the flags of tare node.
 type nodeFlags struct {
 	join, name           string
 	authority, cert, key string

@@ -20,7 +20,6 @@ import (
 
 func init() { register(newReport) }
 
-// reportFlags are the flags of tare report.
 type reportFlags struct {
 	formats, asserted []string
 	out               string

@@ -31,7 +31,7 @@ import (
 
 func init() { register(newRun) }
 
-// runFlags are the flags of tare run.
+// runFlags holds the flags of tare run, which tare try has as well.
 type runFlags struct {
 	session.Flags
 	nodes nodesFlags

@@ -21,7 +21,6 @@ import (
 
 func init() { register(newTop) }
 
-// topFlags are the flags of tare top.
 type topFlags struct {
 	ticks
 	scale scaleFlags

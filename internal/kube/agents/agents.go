@@ -83,7 +83,7 @@ func (a *Access) Check() error {
 
 // Cluster is a client of a cluster.
 type Cluster struct {
-	Access Access // to installed agents
+	Access Access // credentials for installed agents
 
 	config *rest.Config
 	core   corev1.CoreV1Interface
@@ -146,7 +146,7 @@ func (c *Cluster) Find(ctx context.Context, namespace string) (set Set, all []Ag
 	if err != nil {
 		return Set{}, nil, refused(err, "finding installed agents")
 	}
-	var found, bare []Set // with and without agents
+	var found, bare []Set // sets that have agents, and sets that have none
 	for i := range sets.Items {
 		if !sets.Items[i].Spec.Template.Spec.HostPID {
 			continue

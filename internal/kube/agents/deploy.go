@@ -408,7 +408,7 @@ func (c *Cluster) Leftovers(ctx context.Context, namespace string) (all []*Lefto
 			Of: m.Annotations[runKey]}
 		seen[[2]string{m.Namespace, m.Name}] = l
 		seconds, err := strconv.Atoi(m.Annotations[lifetimeKey])
-		if err != nil { // MakeOwner has not made it
+		if err != nil { // it is not a Job of MakeOwner
 			continue
 		}
 		l.Ended = m.DeletionTimestamp != nil || now.After(m.CreationTimestamp.Add(time.Duration(seconds)*time.Second))

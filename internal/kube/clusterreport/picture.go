@@ -36,14 +36,14 @@ type bar struct {
 	Parts []segment
 }
 
-// segment is a segment of a bar.
+// segment is the part of a bar for one entry of the legend.
 type segment struct {
 	Class    string
 	X, Width string
 	What     string // shown under the pointer
 }
 
-// tick is a mark of the axis.
+// tick is a mark on the axis, with its label.
 type tick struct {
 	X    int
 	Text string

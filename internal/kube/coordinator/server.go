@@ -144,7 +144,7 @@ const maxPrograms = 100
 func (r *Recorder) addVersions(t *record.Trial) error {
 	var is record.Installed
 	if len(t.Subject) == 0 || json.Unmarshal(t.Subject, &is) != nil {
-		return nil //nolint:nilerr // another kind of subject
+		return nil //nolint:nilerr // the subject is of another kind
 	}
 	versions := map[string]string{}
 	maps.Copy(versions, r.Run.Environment.Subjects)

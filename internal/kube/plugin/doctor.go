@@ -186,7 +186,7 @@ func examineAgents(
 		len(installed), why)
 }
 
-const maxNames = 200 // bytes of names of nodes
+const maxNames = 200 // maximum length of a list of nodes, in bytes
 
 // older reports whether a kernel is too old. It returns false for a version in an unknown form.
 func older(version string) bool {

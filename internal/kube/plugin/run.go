@@ -191,7 +191,7 @@ func (f *runFlags) start(ctx context.Context, w *windows, s *spec.Spec, o *pods.
 	return run.Start(ctx, w.c, *o, owner)
 }
 
-// environmentOf describes the cluster on which a run ran.
+// environmentOf describes a cluster with the given nodes for the record of a run.
 func environmentOf(nodes []agents.Node) record.Environment {
 	e := record.Environment{Hostname: record.ClusterOf + quantity.Counted(len(nodes), "node"),
 		ClusterNodes: map[string]string{}, Subjects: map[string]string{}}

@@ -13,7 +13,7 @@ import (
 // The thresholds of the answer on CPU limits.
 const (
 	heldBack = 0.5  // minimum fraction of throttled periods in a group that is held back by its limit
-	grain    = 0.03 // fraction by which a window may exceed the limit: an overrun of a tick or two, paid back later
+	grain    = 0.03 // fraction by which a group may exceed its limit in a window: it pays a tick or two back later
 )
 
 // limitAnswers returns an answer for each level: whether the eBPF programs' time counts toward the CPU limit. The

@@ -179,8 +179,8 @@ func allPlaces(run record.Run, trials []record.Trial) []place {
 }
 
 // concerned returns the places where an assertion is checked: every level and arm that it names or leaves open. An
-// assertion that leaves the arm open is not checked for the baseline if it is about a difference or a change, or if an
-// arm of the run is absent.
+// assertion that leaves the arm open is checked for the baseline and its twin only if the run has no other arms, the
+// assertion is about the value itself, and no arm is absent.
 func (a *asserter) concerned(of assertion.Assertion) []place {
 	arms := askedArms(a.run, a.whole)
 	if of.Against != assertion.Value || len(a.run.Absent) > 0 {

@@ -59,7 +59,7 @@ func percentilesOf(trial record.Trial, histogram string) map[string]float64 {
 
 // curves holds the latency percentiles of every trial with valid latency.
 type curves struct {
-	*Table // percentiles in place of metrics: only those that every trial of an arm at a level has
+	*Table // with percentiles in place of metrics, but only those that every trial of an arm at a level has
 
 	seed   uint64
 	losses *Table

@@ -73,7 +73,7 @@ func withheldNote(undisturbed bool) string {
 type twins struct {
 	far   float64
 	known bool // the twins have the metric in some block
-	shown bool // far is the end of an interval
+	shown bool // far is the end of an interval, rather than a difference without one
 }
 
 func twinsOf(dependence stats.Dependence, pairs []stats.Pair, seed uint64) (t twins) {
@@ -92,7 +92,7 @@ func twinsOf(dependence stats.Dependence, pairs []stats.Pair, seed uint64) (t tw
 type comparison struct {
 	arm   string
 	pairs []stats.Pair // of the blocks in which both have the value
-	kept  []stats.Pair // those of the pairs that keep their values in the worst case
+	kept  []stats.Pair // the pairs that keep their values in the worst case
 	lost  int          // further blocks in which the arm or the baseline has no value
 	whole int          // how many of the lost blocks the arm and both twins lost to the hypervisor or to neighbours
 

@@ -12,8 +12,8 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// lagPart is the maximum lag of the generator, as a fraction of a claimed difference in latency: a late generator must
-// show as lag, not as a fast or slow server.
+// lagPart is the maximum lag of the generator, as a fraction of a claimed difference in latency. With a larger lag, a
+// late generator could look like a fast or slow server.
 const lagPart = 0.1
 
 // LagReason is the beginning of Difference.Unresolved if the load generator's lag is the reason.

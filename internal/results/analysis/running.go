@@ -10,7 +10,7 @@ import (
 )
 
 // DisturbedLimit is the fraction of a level's requests that the machine's stalls may touch before answers switch to the
-// requests that no stall touched. It is fixed in advance: a tenth of the tail beyond p99, which is enough to move p99.
+// requests that no stall touched. It is a tenth of the requests beyond p99: if stalls touch more, they can move p99.
 const DisturbedLimit = (1 - 0.99) / 10
 
 // Disturbed is the share of a level's requests that the machine's stalls touched, over the trials of all arms

@@ -327,7 +327,7 @@ func Compare(old, new, history []Source) Comparison {
 	return c
 }
 
-// miss adds an effect that some run does not have. An effect that no run has, and none lost, is not missing.
+// miss adds an effect that some run does not have. It leaves out an effect that no run has and no run lost.
 func (c *Comparison) miss(k key, scale Scale, sources []source, effects []effect, m Missing) {
 	if len(m.In) == 0 {
 		return

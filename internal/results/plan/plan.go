@@ -330,7 +330,7 @@ func (p *Plan) warn(s, first comparison.Source) {
 // maxNames is the maximum number of nodes that are named.
 const maxNames = 4
 
-// machine describes the machine of a run.
+// machine returns the CPU model, the number of CPUs and the kernel of the machine of a run, for readers.
 func machine(r record.Run) string {
 	e := r.Environment
 	return fmt.Sprintf("%s, %s, kernel %s", cmp.Or(e.CPUModel, "unknown CPU"), quantity.Counted(e.CPUs, "CPU"),

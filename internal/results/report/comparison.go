@@ -14,7 +14,8 @@ import (
 	"tare/internal/results/comparison"
 )
 
-// Comparison writes what changed between runs for a terminal, resolved headlines first.
+// Comparison writes what changed between runs for a terminal: a verdict, and a table of the changes. Unless Options.All
+// is set, the table leaves out changes that are neither resolved nor of a headline metric.
 func Comparison(w io.Writer, c *comparison.Comparison, o Options) error {
 	t := newText(w, o)
 	t.comparison(c)

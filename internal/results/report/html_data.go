@@ -472,7 +472,7 @@ func (m *dataMaker) inTime() {
 				c.Why = fmt.Sprintf("attempt %d, %s", t.Attempt+1, c.Why)
 			}
 		}
-		values, _ := analysis.Metrics(t, defined) // without those that cannot be read; the summary warns of these
+		values, _ := analysis.Metrics(t, defined) // unreadable values are left out, and the summary warns of them
 		for name, v := range values {
 			if i, known := m.metric[name]; known && analysis.Usable(v) {
 				c.Values[name], c.Texts[name] = v, quantity.Value(v, m.Metrics[i].Unit)

@@ -16,7 +16,7 @@ type Tick struct {
 	Err     error
 }
 
-// lengths are the lengths that the user can choose for a tick.
+// lengths lists the durations that the user can choose for a tick, in ascending order.
 var lengths = []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second,
 	30 * time.Second, time.Minute}
 
