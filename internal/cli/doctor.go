@@ -43,13 +43,13 @@ func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Show what this machine can measure, what it cannot, why, and what would change that",
-		Long: `Doctor probes every kernel feature that Tare uses, by using it. What is missing is listed with what it needs, what is
-lost without it, and how to fix it; so are the programs of others that some subjects need. The exit code is 3 when the
-machine lacks something that weighing cannot do without. Without the rest 'tare weigh' gives a ledger that lacks what is
-lost, and experiments begin only if they have what they need.
+		Long: `Doctor probes every kernel feature that Tare uses, by using it, and looks for the programs that some subjects
+need. For each that is missing, it prints what the feature needs, what is not available without it, and how to fix it.
+The exit code is 3 if the machine lacks a feature that is required. If another feature is missing, the ledger of
+'tare weigh' is incomplete, and experiments that need the feature do not begin.
 
-Redirecting connections to sidecars makes the kernel load modules, which stay loaded. That is tried only with
---load-modules, and listed as not tried without.`,
+Redirecting connections to sidecars makes the kernel load modules, which stay loaded. Doctor tries this only with
+--load-modules, and otherwise lists it as not tried.`,
 		Example: `  tare doctor
   tare doctor --load-modules
   tare doctor --json | jq '.features[] | select(.available | not)'`,

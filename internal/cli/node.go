@@ -65,7 +65,7 @@ It ends when the run is over. When the coordinator cannot be reached, it retries
 	}
 	fs := c.Flags()
 	fs.StringVar(&f.join, "join", "", "where 'tare run --nodes-listen' listens: HOST:PORT")
-	fs.StringVar(&f.name, "name", "", "name of this node, as its certificate has it")
+	fs.StringVar(&f.name, "name", "", "name of this node, which must be the one in its certificate")
 	fs.StringVar(&f.authority, "ca", "", "file with the authority's certificate")
 	fs.StringVar(&f.cert, "cert", "", "file with this node's certificate")
 	fs.StringVar(&f.key, "key", "", "file with its key")
@@ -93,8 +93,9 @@ coordinator's, unless they exist, and those of the named nodes. They are valid f
 (--nodes-keys); a node needs authority.pem and its own two files, and nothing else: whoever has authority.key can
 become a node or a coordinator.
 
---renew gives all of them certificates for another year. Keys stay as they are: copy authority.pem and each node's
-certificate to it. For a new key, remove both files of a node and name it again.`,
+--renew makes new certificates for all of them, which are valid for another year, and does not change keys. Copy
+authority.pem and the new certificate to each node. To make a new key for a node, remove both of its files and name it
+again.`,
 		Example: `  tare node keys --dir keys n1 n2 n3
   tare node keys --dir keys --renew`,
 		Args: func(cmd *cobra.Command, args []string) error {

@@ -53,11 +53,12 @@ processes that start and end; writes, to files. All are at fixed, moderate rates
 load of another kind.
 
 The command is started once by itself first, to see that it runs and how long its start-up takes, and then for each
-trial anew, in a separate control group. It must stay in the foreground, and needs no terminal. What it has another
-program start, such as docker run or systemd-run, is not in its figures: observe that instead. {cgroup_dir},
-{cgroup_id} and {cgroup_path} in its arguments are the control group of the workload, {dir} a directory of its own,
-{port} a free port. A command with {address} in them stands in the path of requests: they go there, and the application
-is at {server.address}.
+trial anew, in a separate control group. It must stay in the foreground and work without a terminal. If it has other
+programs start processes, as docker run and systemd-run do, its figures do not include these: observe them instead.
+
+In the arguments of the command, {cgroup_dir}, {cgroup_id} and {cgroup_path} stand for the control group of the
+workload, {dir} for a separate directory, and {port} for a free port. A command with {address} in its arguments
+receives the requests at that address, in place of the application, which is at {server.address}.
 
 With --against another command, such as the previous version, is the baseline. Both run as arms of one run, in random
 order within each block, so the differences are those of the versions, and not of the machine on two days. Settings of

@@ -46,7 +46,7 @@ maps, control groups and memory.
 
 Sandboxes (containers, pods, gVisor, and virtual machines that stand for a pod) are listed with gross, net
 and tare, by component and kind of page, with the overhead that was declared next to what was measured, and
-with what is charged to other groups than it should be. Reading the resident memory of their processes makes
+with memory that is charged to the wrong groups. Reading the resident memory of their processes makes
 the kernel walk their page tables; the ledger says what that cost. --sandboxes=false leaves them out. Containers
 that runc or crun keeps elsewhere (--root DIR) are found with --runtime-root DIR.
 
@@ -54,8 +54,8 @@ The kernel's eBPF run statistics are on during the window (they cost each run of
 the ledger says how much that was), by a descriptor that ends with this process. Nothing else of the machine is
 changed. Ctrl-C ends the window early.
 
-Without root the ledger has CPU time and memory by control group, and a warning for each thing that needs more,
-with what would bring it: 'tare doctor' lists them.
+Without root, the ledger has CPU time and memory by control group, and a warning for everything that needs more
+privileges. 'tare doctor' lists what is missing and how to fix it.
 
 --every takes one ledger after another, each for a window that begins where the last one ended, until Ctrl-C or for as
 long as --for says. Where a CPU goes offline or comes online there is a gap, of which the next ledger warns. JSON then
@@ -73,15 +73,15 @@ Each rule selects by one of
   namespace=NAME pod=NAME container=NAME    what Kubernetes, Docker or Podman call it; may stand together
   label=KEY=VALUE   a label of a container or its pod, where the engine keeps labels (CRI-O, Docker)
   unit=NAME         a unit of systemd
-  cgroup=PATH    control groups, and what is below them down to groups that have a rule of their own
+  cgroup=PATH    control groups, and those below them unless another rule names these
   comm=NAME      groups whose processes all have that name, and the eBPF programs and maps that such processes hold
   program=NAME   eBPF programs
   map=NAME       eBPF maps
 
-where * is any characters but a slash, ? is one, and ** in a path is any number of its parts. A program or map
-that no rule names belongs to the process that holds it, wherever it runs. A rule for a group comes before those for
-groups above it; of rules that match the same thing the first counts, where the rules of --rules FILE stand in the
-order of the flags where --rules does. A warning names rules that match nothing.
+where * matches any characters but a slash, ? matches one, and ** matches any number of parts of a path. A program or
+map that no rule names belongs to the process that holds it, wherever it runs. A rule for a group takes precedence over
+rules for the groups above it. If several rules match the same thing, the first on the command line applies; the rules
+of a file have the position of its --rules. A warning names rules that match nothing.
 
 At a terminal each table has the biggest rows (--top), and one row "other" for the rest. Control groups that hold
 others come last, with what they use in themselves, so that rows add up; --depth and --match choose among the groups,

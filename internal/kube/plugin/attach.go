@@ -39,12 +39,13 @@ func newAttach(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "attach [RUN]",
 		Short: "Follow a run of 'kubectl tare run' to its end, print its answer, and fetch its run directory",
-		Long: `Attach goes on where 'kubectl tare run' was killed or left, or its machine slept: it shows the progress of a run,
-fetches the run directory, prints the report and removes the run from the cluster. It does so from any machine, with the
-rights of 'kubectl tare run'. RUN may be left out where the namespace has one run; else the runs are listed.
+		Long: `Attach follows a run after 'kubectl tare run' was killed or its machine went to sleep: it shows the progress of
+the run, fetches the run directory, prints the report and removes the run from the cluster. It works from any machine,
+and needs the rights of 'kubectl tare run'. RUN can be omitted if the namespace has only one run; otherwise, attach
+lists the runs.
 
-Ctrl-C leaves the run as it is. With --stop the run ends now, and what it has measured is fetched. A run that is over
-waits for an hour to be fetched.`,
+Ctrl-C does not end the run. --stop ends it now, and fetches what it has measured. The results of a run that is over
+are kept for an hour.`,
 		Example: `  kubectl tare attach
   kubectl tare attach tare-x3k5a2 -n shop --out run1
   kubectl tare attach tare-x3k5a2 --stop`,

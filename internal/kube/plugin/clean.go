@@ -20,15 +20,15 @@ func newClean(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "clean [NAME...]",
 		Short: "Remove temporary agents and pods of experiments that a cluster has not removed by itself",
-		Long: `Clean removes temporary agents, and pods of experiments, whose time is over. The cluster removes those by itself,
-unless its controller for Jobs is off. With the NAME of a run or of agents, it removes these, even if they are in use.
-With --all it removes everybody's: all runs and all temporary agents of the cluster, or of the namespace of -n, also
-those that are in use. What 'kubectl tare install' has installed stays.
+		Long: `Clean removes temporary agents and pods of experiments whose lifetime is over. The cluster removes them by
+itself, unless its controller for Jobs is off. Given the NAME of a run or of agents, clean removes these even if they
+are in use. With --all, it removes all runs and all temporary agents of the cluster, or of the namespace of -n,
+including those of other users and those in use. It does not remove what 'kubectl tare install' has installed.
 
-All objects of an experiment, and of temporary agents, belong to one Job. Clean also removes those whose Job is gone,
-such as Secrets, if you may list and delete them; otherwise it names what it has not looked for.
+All objects of an experiment, and of temporary agents, belong to one Job. Clean also removes objects whose Job is gone,
+such as Secrets, if you may list and delete them. Otherwise, it prints for which kinds of objects it has not looked.
 
-Where the cluster's garbage collector is off, something is left: clean names it, with the command that removes it, and
+If the cluster's garbage collector is off, some objects are left. Clean then prints the command that removes them, and
 its exit code is 3.`,
 		Example: `  # see what there is
   kubectl tare clean --dry-run

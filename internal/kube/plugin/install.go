@@ -24,12 +24,13 @@ func newInstall(c *connection) *cobra.Command {
 		Use:   "install",
 		Short: "Install tare-agent on every node, for Prometheus and for 'kubectl tare weigh'",
 		Long: `Install applies the manifests of deploy/kubernetes: a DaemonSet of tare-agent with the rights of docs/security.md,
-its configuration and a Service, in the namespace "tare" or that of -n. It creates the namespace, with the Pod Security
-level "privileged"; one that exists stays as it is. Applying them again, also with another image, changes what is
-installed. Where Helm or others have installed any of these objects, it changes nothing, and the exit code is 2.
+its configuration and a Service, in the namespace "tare" or that of -n. If the namespace does not exist, it is
+created with the Pod Security level "privileged"; an existing one is not changed. To update the agents, run install
+again, for example with another image. If Helm or another tool has installed any of these objects, install changes
+nothing, and the exit code is 2.
 
-It waits until the agents are ready. If the cluster refuses to create their pods, or some are not ready in time, what is
-installed stays, and the exit code is 3.`,
+Install waits until the agents are ready. If the cluster refuses to create their pods, or some are not ready in time,
+install leaves the objects in the cluster, and the exit code is 3.`,
 		Example: `  kubectl tare install --image registry.example.com/tare-agent:0.1.0
   kubectl tare install --image registry.example.com/tare-agent:0.2.0 --start-within 10m`,
 		Args: usage.NoArgs,
@@ -63,8 +64,9 @@ func newUninstall(c *connection) *cobra.Command {
 	return &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove what 'kubectl tare install' has installed",
-		Long: `Uninstall removes what 'kubectl tare install' has installed in the namespace "tare" or that of -n, and then the
-namespace if install created it, with all that is in it. What Helm or others have installed stays.`,
+		Long: `Uninstall removes what 'kubectl tare install' has installed in the namespace "tare" or that of -n. If install
+created the namespace, uninstall removes it, too, with everything in it. Otherwise, what Helm or other tools have
+installed stays.`,
 		Example: "  kubectl tare uninstall",
 		Args:    usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

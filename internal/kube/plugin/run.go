@@ -56,14 +56,14 @@ A spec runs here as on a machine, if its arms are variants of the baseline or of
       labels: sidecar.istio.io/inject=true
       components: container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane
 
-Its section "cluster" says on which nodes its parts run; loads run apart from applications where it says nothing.
+Its section "cluster" says on which nodes its parts run. By default, loads run on another node than applications.
 
 Pods are in the namespace of the context, or of -n, and may do nothing: they satisfy Pod Security "restricted". One of
 them is the coordinator, which runs the trials with rights of its own (deploy/kubernetes/coordinator.yaml). This command
-follows it through the API server, as by kubectl port-forward, fetches the run directory and removes everything. Where
-it is killed, its terminal is closed or its machine sleeps, the run goes on: see 'kubectl tare attach'. Ctrl-C ends the
-run, fetches what was measured and removes everything. The cluster removes what nobody has fetched; 'kubectl tare clean
-RUN' does so at once.
+follows it through the API server, as kubectl port-forward does, fetches the run directory and removes everything. If
+the command is killed, its terminal is closed or its machine sleeps, the run continues: see 'kubectl tare attach'.
+Ctrl-C ends the run, fetches what was measured and removes everything. If nobody fetches the results, the cluster
+removes them later, and 'kubectl tare clean RUN' removes them at once.
 
 Agents that are not installed ('kubectl tare install') are deployed for the run, from --image, which has tare and
 kubectl-tare too.`,

@@ -54,9 +54,9 @@ the time for starting them and for the window is over. Ctrl-C removes them at on
 
 Agents are asked through the API server, as by kubectl port-forward: no port is opened.
 
--n, -l and --owner choose which pods have rows; what others use is in rows "(other pods)", so that sums stay right.
---rules has rules of your own for what is infrastructure, by owner, label or name of pods (docs/kubernetes.md).
-A node that does not answer is named with the reason and is in no sum; the exit code is then 4.`,
+-n, -l and --owner select the pods that have rows. The usage of all others is in rows "(other pods)", so that sums
+stay right. --rules adds rules for what is infrastructure, by owner, label or name of pods (docs/kubernetes.md).
+A node that does not answer is listed with the reason, and is in no sum; the exit code is then 4.`,
 		Example: `  # what workloads use, and what infrastructure uses on their behalf, by agents that are installed or deployed for it
   kubectl tare weigh
   kubectl tare weigh --image registry.example.com/tare-agent:0.1.0
