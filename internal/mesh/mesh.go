@@ -47,8 +47,8 @@ type Cluster struct {
 	Localities     []Locality
 }
 
-// Breakers are the circuit breaker limits of a cluster; 0 means no limit. At connection level only MaxConnections can
-// be enforced; the others are stored but have no effect.
+// Breakers are the circuit breaker limits of a cluster; 0 means no limit. A data plane at connection level can enforce
+// MaxConnections only; the other limits are stored but have no effect.
 type Breakers struct {
 	MaxConnections, MaxPending, MaxRequests, MaxRetries uint32
 }

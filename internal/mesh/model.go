@@ -4,7 +4,7 @@ import (
 	"net/netip"
 )
 
-// Question is the question that a program in the kernel asks a store: where does this connection go?
+// Question is a lookup of a program in the kernel in a store: where does this connection go?
 type Question struct {
 	From, To netip.AddrPort // From is the zero value if the source is unknown
 	Protocol Protocol
@@ -59,8 +59,8 @@ func (c *Config) Apply(change Change) {
 	}
 }
 
-// Chain returns the chain that a Rule.Chain of i refers to; i must not be Denied. If i stands for the default chain and
-// l has none, Chain returns a chain without clusters, which refuses connections.
+// Chain returns the i-th chain of l, or its default chain if i is len(l.Chains), as in Rule.Chain. i must not be Denied.
+// If l has no default chain, Chain returns a chain without clusters in its place, which refuses connections.
 func (l *Listener) Chain(i int) *Chain {
 	switch {
 	case i < len(l.Chains):

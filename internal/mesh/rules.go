@@ -125,8 +125,8 @@ func ends(all []matched, last int) []matched {
 // everything holds the rules of a listener whose first chain gets every connection.
 var everything = []Rule{{}}
 
-// trivial reports whether every chain matches every connection and no chain has RBAC, so the first chain gets every
-// connection.
+// trivial reports whether l has chains, all of which match every connection, and no RBAC. The first chain then gets
+// every connection. With MaxRules chains or more, trivial returns false, and Rules counts the rules.
 func (l *Listener) trivial() bool {
 	for i := range l.Chains {
 		if c := &l.Chains[i]; !c.Match.Any() || len(c.RBAC) > 0 {

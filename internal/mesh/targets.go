@@ -44,10 +44,10 @@ func (c *Cluster) Targets(buf []Target) []Target {
 // level sums up the localities of one priority.
 type level struct {
 	priority    uint32
-	all, usable int
+	all, usable int     // numbers of endpoints
 	weights     float64 // sum of the localities' weights, each times the locality's health
 	endpoints   float64 // sum of the weights of usable endpoints; used if localities have no weights
-	part        float64 // fraction of all connections
+	part        float64 // fraction of all connections that the usable endpoints serve; the sum over priorities may be below 1
 }
 
 func (c *Cluster) weighted(buf []Target) []Target {

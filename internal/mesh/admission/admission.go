@@ -39,7 +39,7 @@ type Webhook struct {
 	// Certificates is the address, host:port, at which pods get certificates with the tokens of their service accounts
 	// (authority.Agent); empty: they get none.
 	Certificates string `json:"certificates,omitempty"`
-	// Identities is the prefix of the service accounts' identities, before the account's name.
+	// Identities is the beginning of every pod's identity. The name of the pod's service account follows it.
 	Identities string `json:"identities,omitempty"`
 	// Signer is the private key, as a JWK, with which to sign the pods' tokens in place of an API server. Issuer and
 	// Audience are claims of the tokens.
@@ -60,9 +60,9 @@ const (
 
 // The names of counts and of a histogram in the load's results, in addition to those of every load.
 const (
-	countFinished        = "finished" // successful reviews that ended, certificate included, in the window
-	countCertificates    = "certificates"
-	histogramCertificate = "admission_certificate"
+	countFinished        = "finished"              // successful reviews that ended, certificate included, in the window
+	countCertificates    = "certificates"          // certificates for reviews that were due in the window
+	histogramCertificate = "admission_certificate" // from the answer to a review until the pod has its certificate
 )
 
 // Load is a client of a webhook, ready to run once.
@@ -108,7 +108,7 @@ func Prepare(ctx context.Context, o Options, to Webhook) (*Load, error) {
 		if failed, _, err := l.ask(ctx, i); err != nil {
 			return nil, fault.Wrap(err, fault.Machine, to.URL, "", "the webhook does not answer")
 		} else if failed != "" {
-			return nil, fault.New(fault.Machine, to.URL, "", "a review came to nothing: %s", failed)
+			return nil, fault.New(fault.Machine, to.URL, "", "a review failed: %s", failed)
 		}
 	}
 	return l, nil
@@ -391,8 +391,8 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	return x, l.Into(x)
 }
 
-// tellApart adds to a result the part that stalls of the machine did not affect.
-func (l *Load) tellApart(x *load.Result, stalls *role.Stalls) error {
+// classify adds to a result the reviews that stalls of the machine did not affect.
+func (l *Load) classify(x *load.Result, stalls *role.Stalls) error {
 	if l.log == nil {
 		return nil
 	}
@@ -406,5 +406,5 @@ func Run(ctx context.Context, o Options, to Webhook, conn *role.Conn) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	return role.WorkThenStalls(ctx, conn, Ready{o.AtOnce, role.Wants{Stalls: true}}, l.Run, l.tellApart)
+	return role.WorkThenStalls(ctx, conn, Ready{o.AtOnce, role.Wants{Stalls: true}}, l.Run, l.classify)
 }

@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// Accounts is the number of service accounts, which pods use in turn. Pods share accounts, as those of one deployment
-// do.
+// Accounts is the number of service accounts, which pods use in turn. Pods share an account, as the pods of one
+// Deployment do.
 const Accounts = 100
 
 // Namespace is the namespace of all pods.

@@ -33,9 +33,9 @@ const (
 	needsAccount = "give the application a service account: cluster: {accounts: {NAME: tare-services}}, with the rights " +
 		"of deploy/kubernetes/services.yaml"
 	maxAnswer     = 8 << 20          // bytes of an answer of the API server
-	maxWhy        = 300              // bytes of its reason for a refusal
-	answersWithin = 15 * time.Second // shorter than the load waits for a change
-	leastWait     = 50 * time.Millisecond
+	maxWhy        = 300                   // bytes of its reason for a refusal
+	answersWithin = 15 * time.Second      // limit of a call with its retries; shorter than the load waits for a change
+	leastWait     = 50 * time.Millisecond // before a retry, even if the API server allows it at once
 )
 
 // api is a client of the cluster's API server, with the rights of the pod's service account. Kubernetes' own client,
@@ -74,7 +74,7 @@ func inPod(dir string) (*api, error) {
 // object is an object of the API, as JSON.
 type object = map[string]any
 
-// The API's paths below a namespace.
+// Paths of the API, as formats with the namespace as their argument.
 const (
 	pods           = "/api/v1/namespaces/%s/pods"
 	servicesPath   = "/api/v1/namespaces/%s/services"
@@ -82,8 +82,9 @@ const (
 )
 
 // call sends a request to a path (one of the above, and more text after it) with an object as its body, and decodes the
-// answer into out. The object and out may be nil. While the API server is busy, call sends the request again when the
-// server says so: priority and fairness answers 429 before it does anything
+// answer into out. The object and out may be nil. If the API server is busy and answers 429 (Too Many Requests), call
+// sends the request again after the time in Retry-After, until answersWithin has passed. This is safe, because API
+// Priority and Fairness rejects a request before it has any effect
 // (kubernetes.io/docs/concepts/cluster-administration/flow-control).
 func (a *api) call(ctx context.Context, method, path, more string, in object, out any) error {
 	var body []byte
@@ -103,12 +104,13 @@ func (a *api) call(ctx context.Context, method, path, more string, in object, ou
 			return err
 		}
 		if pace.Sleep(ctx, max(time.Duration(seconds)*time.Second, leastWait)) != nil {
-			return err // the last refusal says more than that the time is over
+			return err // the API server's last answer says more than "deadline exceeded"
 		}
 	}
 }
 
-// once sends a request of call once. It returns the status of the answer, and its Retry-After.
+// once sends the request of a call once. It returns the answer's HTTP status, or 0 without an answer, and the value of
+// its Retry-After header.
 func (a *api) once(ctx context.Context, method, path, more string, body []byte, out any) (
 	status int, after string, err error,
 ) {

@@ -23,9 +23,9 @@ import (
 )
 
 const (
-	atOnce       = 16 // requests to the API server
+	atOnce       = 16 // concurrent requests to the API server
 	servicePort  = 80
-	portName     = "tcp" // tells a mesh to forward bytes and to interpret nothing
+	portName     = "tcp" // makes a mesh forward bytes without interpreting them: Istio takes the protocol from the name
 	instance     = "app.kubernetes.io/instance"
 	trial        = "tare/trial"            // label: the trial of a pod (package pods)
 	madeLabel    = "tare/cluster-services" // label of the objects made here
@@ -36,11 +36,11 @@ const (
 type made struct {
 	api     *api
 	address netip.Addr // of this pod
-	owner   object     // metadata of every object: labels, and this pod as the owner, with which the cluster removes them
+	owner   object     // metadata of every object: labels, and this pod as its owner, so the cluster removes both together
 	ready   services.Ready
 	control net.Listener // for clients that ask for changes
-	// now holds the listener of each Service's endpoint. before holds that of the Service's previous endpoint, to which
-	// connections may still go until a change has reached every node.
+	// now holds the listener of each Service's endpoint, and before the listener of the Service's previous endpoint, to
+	// which connections may still go until a change has reached every node.
 	now, before []net.Listener
 }
 
@@ -82,7 +82,7 @@ func serve(ctx context.Context, a *api, count int, listen string, ready func(ser
 func (m *made) close() {
 	for _, l := range append(append(m.now, m.before...), m.control) {
 		if l != nil {
-			_ = l.Close() // ServeChanges has closed that for changes
+			_ = l.Close() // ServeChanges may have closed m.control already
 		}
 	}
 }
@@ -173,7 +173,8 @@ func (m *made) make(ctx context.Context, i int) error {
 		"endpoints": []object{{"addresses": []netip.Addr{m.address}, "conditions": object{"ready": true}}}}, nil)
 }
 
-// endpoint starts the endpoint of a Service after a change, and returns the ports of its EndpointSlice.
+// endpoint starts the endpoint that a Service has after a change, and returns the ports for its EndpointSlice. It keeps
+// the previous endpoint, and closes the one before that.
 func (m *made) endpoint(ctx context.Context, service, change int) ([]object, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp4", netip.AddrPortFrom(m.address, 0).String())
 	if err != nil {
@@ -187,14 +188,14 @@ func (m *made) endpoint(ctx context.Context, service, change int) ([]object, err
 	return []object{{"name": portName, "port": l.Addr().(*net.TCPAddr).Port, "protocol": "TCP"}}, nil
 }
 
-// answer answers every connection to a listener, until that is closed.
+// answer answers every connection to a listener, until the listener is closed.
 func answer(l net.Listener, with []byte) {
 	for {
 		c, err := l.Accept()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
-		case err != nil: // the client has gone, or there are too many connections: it sees that there is no answer
+		case err != nil: // the client has closed the connection, or too many are open: that client gets no answer
 			time.Sleep(time.Millisecond)
 			continue
 		}

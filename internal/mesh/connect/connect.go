@@ -72,7 +72,7 @@ func New(o Options) (l *Load, err error) {
 				"must be 1 to %d, got %d", MaxServices, o.Services)
 		}
 	} else if o.First.IsValid() {
-		return nil, fault.New(fault.Usage, "--replacer", "leave out --service", "the services of a replacer are its own")
+		return nil, fault.New(fault.Usage, "--replacer", "leave out --service", "a replacer has services already")
 	}
 	l = &Load{o: o, fd: -1}
 	l.to.Family = unix.AF_INET
@@ -241,17 +241,17 @@ const longest = 100e9
 
 // tally holds the counts of a run. Counting does not allocate.
 type tally struct {
-	begin, end int64
-	cpu        float64
-	n          int64
-	times      *hdrhistogram.Histogram // durations of connect()
+	begin, end int64                   // of the window, ns by pace.Now
+	cpu        float64                 // seconds
+	n          int64                   // connections that began in the window, failed ones included
+	times      *hdrhistogram.Histogram // durations of connect(), in ns
 	slices     [load.Slices]*hdrhistogram.Histogram
 	errnos     [256]int64
 
 	verdicts [4]int64 // by generation.Verdict
-	backward int64
+	backward int64  // connections that reached an older generation than an earlier connection
 	last     uint64 // the latest generation that was seen
-	old      *hdrhistogram.Histogram
+	old      *hdrhistogram.Histogram // the last oldAge of each generation
 	oldOf    uint64 // the last generation that was seen after the next one had begun
 	oldAge   int64  // ns from the beginning of generation oldOf+1 until oldOf was last seen; 0: oldOf is not set
 }

@@ -25,13 +25,13 @@ var metrics = []measured.Metric{
 		Definition: metric.Definition{
 			Name: "replacement_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Cost: true,
 			Better: metric.Lower, Needs: measured.NeedWork, Headline: true,
-			How: "Mean time of such a change, from when the store gets it until the store returns, of all that began in " +
-				"the window.",
+			How: "Mean time of a configuration change of a subject with `work: replace`, from when the store gets it until " +
+				"the store returns, over all changes that began in the window.",
 		},
 		Value: measured.Per(measured.WorkCount(generation.ReplacementSeconds), measured.WorkCount(generation.Replacements)),
 	},
 	judgedPart("wrong_connect_share", "To an address in neither the old nor the new set of endpoints: the sum of "+
-		"the next three.",
+		"the shares of stale, torn and missed connections.",
 		generation.StaleCount, generation.TornCount, generation.MissedCount),
 	judgedPart("stale_connect_share", "To an endpoint of an older set, whose removal had returned before the "+
 		"connection began.", generation.StaleCount),
@@ -86,8 +86,8 @@ func oldEndpoint(name, which string, value func(*hdrhistogram.Histogram) (float6
 			Name: "old_endpoint_" + name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
 			Better: metric.Lower, Needs: measured.NeedSeen, Headline: true, Tail: name != "p50", Family: "old endpoint",
 			How: "From when a change was handed to the store until the start of the last connection that still reached an " +
-				"old endpoint, of changes after which at least one did: " + which + ". Absent where none was, or too seldom " +
-				"for the quantile.",
+				"old endpoint, over changes after which at least one did: " + which + ". Absent if there was no such change, " +
+				"or too few for the quantile.",
 		},
 		Value: measured.Seconds(generation.OldEndpoint, value),
 	}

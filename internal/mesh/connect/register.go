@@ -24,8 +24,8 @@ type guest struct{}
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "connect",
-		Summary: "UDP sockets that connect to services as fast as it goes, and send nothing: where the subject replaces " +
-			"its configuration (`work: replace`), every connection is judged by the endpoint that it comes to",
+		Summary: "UDP sockets that connect to services as fast as they can, and send nothing: if the subject replaces " +
+			"its configuration (`work: replace`), every connection is judged by the endpoint that it reaches",
 		Process: processSettings,
 		Alone: &kind.Alone{Argument: serviceKey, Examples: []string{
 			"10.96.0.1:80 --services 1000 --duration 5s",
@@ -70,8 +70,8 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err err
 
 // Server is a subject that can serve something itself, in addition to the applications.
 type Server interface {
-	// CheckServices returns nil if the subject's part is configured to serve something. Otherwise its error says what
-	// to write.
+	// CheckServices returns nil if the subject's part is configured to serve something. Otherwise its error says what to
+	// write in the spec.
 	CheckServices(s *kind.Setup, part *kind.Part) error
 }
 

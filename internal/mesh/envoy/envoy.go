@@ -43,9 +43,9 @@ func (proxy) Change(_ context.Context, control any, d sidecar.Drive) (any, error
 // that long.
 const drainTime = "0"
 
-// Command returns the command that runs Envoy with its bootstrap, as the user of this process: Envoy cannot drop
-// privileges after it has read its files. Hot restart is disabled: no other Envoy takes over, and hot restart would
-// leave shared memory on the machine.
+// Command returns the command that runs Envoy with its bootstrap. Envoy keeps the user of this process, because it
+// cannot drop privileges after it has read its files. Hot restart is disabled: no other Envoy takes over, and hot
+// restart would leave shared memory on the machine.
 func (proxy) Command(p sidecar.Place) (process.Command, error) {
 	plane, err := driven.Of(p)
 	if err != nil {

@@ -21,9 +21,9 @@ import (
 	"tare/internal/mesh/sidecar/driven"
 )
 
-// told lists the names, or the ends of the names, of the statistics that are kept. They are about connections and
+// kept lists the names, or the ends of the names, of the statistics that Own returns. They are about connections and
 // requests, failures, TLS, memory, clusters and listeners, and updates from the control plane.
-var told = []string{
+var kept = []string{
 	".downstream_cx_total", ".downstream_rq_total", ".upstream_cx_total", ".upstream_rq_total", ".upstream_cx_destroy",
 	".upstream_rq_retry", ".upstream_rq_pending_overflow", ".upstream_cx_overflow", ".ssl.handshake",
 	".ssl.connection_error", ".ssl.fail_verify_error", ".ssl.fail_verify_san", ".rbac.allowed", ".rbac.denied",
@@ -48,7 +48,7 @@ const (
 
 // Own returns statistics from Envoy's admin interface.
 func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
-	all, err := statistics(ctx, p, told)
+	all, err := statistics(ctx, p, kept)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func (proxy) Settled(ctx context.Context, p sidecar.Place) (bool, error) {
 		return false, err
 	}
 	want := plane.Told(p)
-	const own = 1 // the control plane's own cluster
+	const own = 1 // the cluster in Envoy's bootstrap, through which it reaches the control plane
 	if is[activeClusters] != float64(want.Clusters+own) || is[activeListeners] != float64(want.Listeners) ||
 		is[warmingClusters]+is[warmingListeners]+is[drainingListeners] != 0 {
 		return false, fmt.Errorf("%s has %g clusters and %g listeners active, %g and %g warming, and %g listeners draining; "+
@@ -113,7 +113,8 @@ func statistics(ctx context.Context, p sidecar.Place, ends []string) (map[string
 	return decode(io.LimitReader(body, maxStatistics), ends)
 }
 
-// memory adds the allocator's current values, because Envoy's statistics about memory are up to 5 s old.
+// memory adds the allocator's current values, as memory.NAME and in bytes, because Envoy's statistics about memory are
+// up to 5 s old.
 func memory(ctx context.Context, p sidecar.Place, to map[string]float64) error {
 	body, err := ask(ctx, p, "/memory")
 	if err != nil {
@@ -122,7 +123,7 @@ func memory(ctx context.Context, p sidecar.Place, to map[string]float64) error {
 	defer body.Close()
 	var said map[string]string
 	if err := json.NewDecoder(io.LimitReader(body, maxMemory)).Decode(&said); err != nil {
-		return fmt.Errorf("decoding what Envoy says of its memory: %w", err)
+		return fmt.Errorf("decoding Envoy's report about its memory: %w", err)
 	}
 	for name, text := range said {
 		if v, err := strconv.ParseFloat(text, 64); err == nil {
@@ -146,11 +147,11 @@ func ask(ctx context.Context, p sidecar.Place, path string) (io.ReadCloser, erro
 	asker := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: p.Dial}}
 	resp, err := asker.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("asking Envoy's administration: %w", err)
+		return nil, fmt.Errorf("asking Envoy's admin interface: %w", err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		_ = resp.Body.Close() // its content is not needed
-		return nil, fmt.Errorf("asking Envoy's administration for %s: status %d", path, resp.StatusCode)
+		return nil, fmt.Errorf("asking Envoy's admin interface for %s: status %d", path, resp.StatusCode)
 	}
 	return resp.Body, nil
 }
@@ -185,11 +186,11 @@ func decode(r io.Reader, ends []string) (map[string]float64, error) {
 func admin(dir string) (string, error) {
 	text, err := files.Read(filepath.Join(dir, adminFile), maxAddress)
 	if err != nil {
-		return "", fmt.Errorf("finding Envoy's administration: %w", err)
+		return "", fmt.Errorf("finding Envoy's admin interface: %w", err)
 	}
 	at, err := netip.ParseAddrPort(strings.TrimSpace(string(text)))
 	if err != nil || !at.Addr().IsLoopback() {
-		return "", fmt.Errorf("the address of the administration that Envoy wrote is %q", text)
+		return "", fmt.Errorf("Envoy wrote %q as the address of its admin interface; want a loopback address", text)
 	}
 	return at.String(), nil
 }

@@ -70,8 +70,8 @@ type Load struct {
 	returning  []int // indexes i: the tenth of the proxies from i on has at least one answering proxy
 	envoys     []*envoy
 	effects    int // changes of the service that shows the effect
-	pieces     int
-	left       bool
+	pieces     int  // changes so far
+	left       bool // the proxies that leave have been disconnected (Leave)
 }
 
 // Prepare connects all proxies to a control plane, and waits until each has everything. It also starts the Envoys.
@@ -130,7 +130,7 @@ func (l *Load) secure() (func(int) *tls.Config, error) {
 	for i := range min(l.ready.Services, l.o.Proxies) {
 		c, err := authority.ReadFiles(filepath.Join(l.ready.Credentials, ServiceName(i)))
 		if err != nil {
-			return nil, fmt.Errorf("reading what proxies connect by: %w", err)
+			return nil, fmt.Errorf("reading the credentials of a proxy: %w", err)
 		}
 		plane, err := c.ControlPlane()
 		if err != nil {
@@ -289,8 +289,8 @@ func (l *Load) one(ctx context.Context, to *window) error {
 		return err
 	}
 	if made.Number != next {
-		return fault.New(fault.Machine, l.ready.Control, "nobody else may change it meanwhile",
-			"the control plane made change %d where %d was next", made.Number, next)
+		return fault.New(fault.Machine, l.ready.Control, "make sure that nothing else changes the mesh",
+			"the control plane made change %d, want change %d", made.Number, next)
 	}
 	l.change = next
 	waiting, stop := context.WithTimeout(ctx, patience)
@@ -310,13 +310,13 @@ func (l *Load) one(ctx context.Context, to *window) error {
 
 // window collects the measurements.
 type window struct {
-	begin, end int64
-	before     Counts
-	n          int64
-	pieces     float64
-	concerned  int
-	times      map[string]*hdrhistogram.Histogram
-	slices     [load.Slices]int64
+	begin, end int64                              // ns by pace.Now
+	before     Counts                             // when counting began
+	n          int64                              // pieces of work that began in the window
+	pieces     float64                            // countPieces
+	concerned  int                                // countConcerned
+	times      map[string]*hdrhistogram.Histogram // ns
+	slices     [load.Slices]int64                 // pieces of work by the part of the window in which they began
 }
 
 // holds adds to w.pieces the fraction of a piece's time that is in the window.
@@ -331,7 +331,7 @@ func (w *window) add(began int64, times map[string]int64) error {
 	w.n++
 	for name, ns := range times {
 		if ns < 0 {
-			return fault.New(fault.Internal, name, "", "what it measures took %d ns", ns)
+			return fault.New(fault.Internal, name, "", "measured a negative time, %d ns", ns)
 		}
 		h := w.times[name]
 		if h == nil {

@@ -28,15 +28,17 @@ const ofChange = "From when the control plane gets a change of one service's end
 // the control plane.
 var metrics = slices.Concat(
 	timed(histogramFirst, "", ofChange+"until the first of the proxies concerned has the response"),
-	timed(histogramMedian, "", "The same until half of them have it"),
-	timed(histogramLast, "has told all proxies of a change after {}", "The same until all of them have it"),
-	timed(histogramAnswered, "", "The same until all of them have acknowledged it"),
+	timed(histogramMedian, "", ofChange+"until half of the proxies concerned have the response"),
+	timed(histogramLast, "has told all proxies of a change after {}",
+		ofChange+"until all of the proxies concerned have the response"),
+	timed(histogramAnswered, "", ofChange+"until all of the proxies concerned have acknowledged it"),
 	timed(histogramEffect, "has a change at work in a real Envoy after {}",
-		"The same until a request through an Envoy is answered by the new endpoint, for a service that the Envoys use; "+
-			"each Envoy counts"),
+		ofChange+"until the new endpoint answers a request through an Envoy, for a service that the Envoys use; each "+
+			"Envoy counts"),
 	timed(histogramHalf, "", "From when the first of all proxies is asked to connect until half of them have all "+
 		"that they ask for"),
-	timed(histogramRollout, "has told all proxies everything after {}", "The same until all of them do"),
+	timed(histogramRollout, "has told all proxies everything after {}", "From when the first of all proxies is asked to "+
+		"connect until all of them have all that they ask for"),
 	timed(histogramChurn, "has told a tenth of the proxies everything after {}",
 		"From when the first of the returning proxies is asked to connect until all of these have all that they ask for"),
 	[]measured.Metric{

@@ -28,8 +28,8 @@ var (
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "fleet",
-		Summary: "light proxies on a control plane, each with a connection of its own: they subscribe over xDS as " +
-			"Envoy does, and acknowledge; the subject must be a control plane (`controlplane`)",
+		Summary: "light proxies on a control plane, each with a separate connection: they subscribe over xDS as Envoy " +
+			"does, and acknowledge; the subject must be a control plane (`controlplane`)",
 		Settings: Settings,
 		Process:  slices.Concat(Settings, []param.Setting{kind.SubjectSetting, kind.SeedSetting}),
 

@@ -61,7 +61,7 @@ var Settings = []param.Setting{
 	{Name: refusingKey, Type: param.TypePart, Default: "0%",
 		Doc: "proxies that refuse each response but the first of its type"},
 	{Name: floodingKey, Type: param.TypePart, Default: "0%",
-		Doc: "proxies that ask for more without end"},
+		Doc: "proxies that subscribe to endpoints that do not exist, as fast as they can"},
 }
 
 // slowBy is how long slow proxies take to read a response.

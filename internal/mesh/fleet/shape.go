@@ -29,7 +29,7 @@ type Ready struct {
 	Credentials string `json:"credentials,omitempty"`
 	// Effect is the service with which real proxies show a change's effect; nil: there are none.
 	Effect *Effect `json:"effect,omitempty"`
-	// Nodes is the form of the proxies' nodes if a control plane needs more than ids: NodesIstio.
+	// Nodes is the form of the nodes as which proxies identify themselves: NodesIstio; or empty for ids alone.
 	Nodes string `json:"nodes,omitempty"`
 }
 
@@ -55,7 +55,7 @@ func (s Shape) Callers(service int) (list []int) {
 	return list
 }
 
-// Concerned returns the proxies that get a service.
+// Concerned returns the proxies that a change of a service's endpoints concerns: those of the services that call it.
 func (s Shape) Concerned(service int) (proxies []int) {
 	callers := s.Callers(service)
 	if s.Calls == 0 {

@@ -11,9 +11,9 @@ import (
 	"tare/internal/mesh/sidecar"
 )
 
-// told lists the values of "show info" that are kept, by HAProxy's names: connections, requests, handshakes, failed
+// kept lists the values of "show info" that Own returns, by HAProxy's names: connections, requests, handshakes, failed
 // allocations and limits.
-var told = map[string]bool{
+var kept = map[string]bool{
 	"CumConns": true, "CumReq": true, "CumSslConns": true, "CurrConns": true, "SslCacheLookups": true, "PoolFailed": true,
 	"Nbthread": true, "Maxconn": true,
 }
@@ -21,7 +21,7 @@ var told = map[string]bool{
 // mostOwn bounds HAProxy's answer, in bytes.
 const mostOwn = 64 << 10
 
-// Own returns the values of "show info" that are in told.
+// Own returns the values of "show info" that are in kept.
 func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
 	c, err := sidecar.DialIn(ctx, p.Dir, statsFile)
 	if err != nil {
@@ -35,12 +35,12 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	scan := bufio.NewScanner(io.LimitReader(c, mostOwn))
 	for scan.Scan() {
 		name, text, _ := strings.Cut(scan.Text(), ": ")
-		if v, err := strconv.ParseFloat(text, 64); err == nil && told[name] {
+		if v, err := strconv.ParseFloat(text, 64); err == nil && kept[name] {
 			own[name] = v
 		}
 	}
 	if err := scan.Err(); err != nil {
-		return nil, fmt.Errorf("reading what haproxy says: %w", err)
+		return nil, fmt.Errorf("reading haproxy's answer: %w", err)
 	}
 	return own, nil
 }

@@ -77,7 +77,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 func serve(ctx context.Context, certificates bool, ready func(admission.Webhook) error) error {
 	c, err := injection.ParseConfig(pods)
 	if err != nil {
-		return fmt.Errorf("what is injected: %w", err)
+		return fmt.Errorf("reading the webhook's configuration: %w", err)
 	}
 	a, err := authority.New(authority.Options{OwnNames: []string{"localhost"}})
 	if err != nil {
