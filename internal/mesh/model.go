@@ -59,8 +59,8 @@ func (c *Config) Apply(change Change) {
 	}
 }
 
-// Chain returns the i-th chain of l, or its default chain if i is len(l.Chains), as in Rule.Chain. i must not be Denied.
-// If l has no default chain, Chain returns a chain without clusters in its place, which refuses connections.
+// Chain returns the i-th chain of l, or its default chain if i is len(l.Chains), as in Rule.Chain. i must not be
+// Denied. If l has no default chain, Chain returns a chain without clusters in its place, which refuses connections.
 func (l *Listener) Chain(i int) *Chain {
 	switch {
 	case i < len(l.Chains):

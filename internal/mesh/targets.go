@@ -47,7 +47,7 @@ type level struct {
 	all, usable int     // numbers of endpoints
 	weights     float64 // sum of the localities' weights, each times the locality's health
 	endpoints   float64 // sum of the weights of usable endpoints; used if localities have no weights
-	part        float64 // fraction of all connections that the usable endpoints serve; the sum over priorities may be below 1
+	part        float64 // of all connections, what the usable endpoints serve; the sum over priorities may be below 1
 }
 
 func (c *Cluster) weighted(buf []Target) []Target {

@@ -73,7 +73,8 @@ func (m *Measured) perRequest(seconds float64, ok bool) (float64, bool) {
 	return Rate(seconds, window) / requests, true
 }
 
-// subjectSeconds returns the CPU time of the subject's groups; 0 without a subject or if it has no processes of its own.
+// subjectSeconds returns the CPU time of the subject's groups; 0 without a subject or if it has no processes of its
+// own.
 func (m *Measured) subjectSeconds() (float64, bool) {
 	if warned(m.Ledger, WarnShared) != nil {
 		return 0, false

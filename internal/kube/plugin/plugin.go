@@ -126,8 +126,8 @@ type connection struct {
 	overrides clientcmd.ConfigOverrides
 }
 
-// credentials are the names of kubectl's flags with values that are secret, may contain a secret, or are useless without
-// one.
+// credentials are the names of kubectl's flags with values that are secret, may contain a secret, or are useless
+// without one.
 var credentials = []string{clientcmd.FlagBearerToken, clientcmd.FlagUsername, clientcmd.FlagPassword,
 	clientcmd.FlagProxyURL}
 

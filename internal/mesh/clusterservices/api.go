@@ -32,7 +32,7 @@ const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 const (
 	needsAccount = "give the application a service account: cluster: {accounts: {NAME: tare-services}}, with the rights " +
 		"of deploy/kubernetes/services.yaml"
-	maxAnswer     = 8 << 20          // bytes of an answer of the API server
+	maxAnswer     = 8 << 20               // bytes of an answer of the API server
 	maxWhy        = 300                   // bytes of its reason for a refusal
 	answersWithin = 15 * time.Second      // limit of a call with its retries; shorter than the load waits for a change
 	leastWait     = 50 * time.Millisecond // before a retry, even if the API server allows it at once

@@ -248,12 +248,12 @@ type tally struct {
 	slices     [load.Slices]*hdrhistogram.Histogram
 	errnos     [256]int64
 
-	verdicts [4]int64 // by generation.Verdict
-	backward int64  // connections that reached an older generation than an earlier connection
-	last     uint64 // the latest generation that was seen
+	verdicts [4]int64                // by generation.Verdict
+	backward int64                   // connections that reached an older generation than an earlier connection
+	last     uint64                  // the latest generation that was seen
 	old      *hdrhistogram.Histogram // the last oldAge of each generation
-	oldOf    uint64 // the last generation that was seen after the next one had begun
-	oldAge   int64  // ns from the beginning of generation oldOf+1 until oldOf was last seen; 0: oldOf is not set
+	oldOf    uint64                  // the last generation that was seen after the next one had begun
+	oldAge   int64                   // ns from the beginning of generation oldOf+1 until oldOf was last seen; 0: unset
 }
 
 func newTally(begin, end int64) *tally {

@@ -76,8 +76,8 @@ type contentKey struct {
 	digest uint64
 }
 
-// mostContents is the number of decoded contents at which all are forgotten. A resource that arrives again after that is
-// decoded again.
+// mostContents is the number of decoded contents at which all are forgotten. A resource that arrives again after that
+// is decoded again.
 const mostContents = 1 << 18
 
 func (c *contents) of(k resourceType, value []byte) *content {

@@ -65,8 +65,8 @@ func startEnvoys(ctx context.Context, e *Effect) (all []*envoy, err error) {
 	return all, nil
 }
 
-// shows sends requests at an interval (every) until an answer has the given length in bytes. It returns the time of that
-// answer, in ns by pace.Now.
+// shows sends requests at an interval (every) until an answer has the given length in bytes. It returns the time of
+// that answer, in ns by pace.Now.
 func (x *envoy) shows(ctx context.Context, length int, every time.Duration) (at int64, err error) {
 	var n int
 	var why error

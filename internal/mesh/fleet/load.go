@@ -69,7 +69,7 @@ type Load struct {
 	concerning []int // services whose changes concern at least one answering proxy
 	returning  []int // indexes i: the tenth of the proxies from i on has at least one answering proxy
 	envoys     []*envoy
-	effects    int // changes of the service that shows the effect
+	effects    int  // changes of the service that shows the effect
 	pieces     int  // changes so far
 	left       bool // the proxies that leave have been disconnected (Leave)
 }

@@ -13,8 +13,8 @@ import (
 
 // functionsNote is the text above the tables of functions.
 const functionsNote = "means over blocks by samples of stacks, and the difference to the baseline paired by block. " +
-	"A function of user code has only the time of its own code; an entry into the kernel, such as a system call, has all " +
-	"the time spent there. All intervals of a table hold at the same time (95 %, Bonferroni); ~: inside noise"
+	"A function of user code has only the time of its own code; an entry into the kernel, such as a system call, has " +
+	"all the time spent there. All intervals of a table hold at the same time (95 %, Bonferroni); ~: inside noise"
 
 // functionTables returns a table for each arm at each level with the functions that make up its difference, unless that
 // is withheld.
