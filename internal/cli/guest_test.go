@@ -47,7 +47,7 @@ func TestWrongUseOfGuests(t *testing.T) {
 		"load connect nowhere":                              `"nowhere" is not an address`,
 		"load connect 127.64.7.1:80 127.64.7.2:80":          "unexpected argument",
 		"load connect 127.64.7.1:80 --services 0":           "--services",
-		"load connect --service 127.64.7.1:80 --replacer 1": "the services of a replacer are its own",
+		"load connect --service 127.64.7.1:80 --replacer 1": "a replacer has services already",
 		"load connect 127.64.7.1:80 --duration 0s":          "there is no time to measure in",
 		"load push":                                         "there is no mesh",
 		"load htpt":                                         `there is no load "htpt"`,
