@@ -116,8 +116,31 @@ func (s *Server) Write(p []byte) (int, error) {
 // Holds records that there is a run directory whose trials have this many bytes.
 func (s *Server) Holds(trials int64) { s.tell(func() { s.begun, s.trials = true, trials }) }
 
-// End records that the run is over.
-func (s *Server) End(err error) { s.tell(func() { s.end = endOf(err) }) }
+// endFile is the file in the run directory that keeps how the run ended.
+const endFile = "end.json"
+
+// End records that the run is over, also for a later process of the coordinator (Ended).
+func (s *Server) End(err error) {
+	end := endOf(err)
+	if raw, err := json.Marshal(end); err == nil {
+		// Without the file, a process that is started again reports the run as partial.
+		_ = os.WriteFile(filepath.Join(s.dir, endFile), raw, 0o600)
+	}
+	s.tell(func() { s.end = end })
+}
+
+// Ended returns how the run in a directory ended, by an earlier process of the coordinator; nil if it has not ended.
+func Ended(dir string) *End {
+	raw, err := os.ReadFile(filepath.Join(dir, endFile))
+	if err != nil {
+		return nil
+	}
+	var end End
+	if json.Unmarshal(raw, &end) != nil {
+		return nil // the process ended while it wrote the file
+	}
+	return &end
+}
 
 // Recorder is a run directory that reports its size to a Server. After each trial it adds the images of what was
 // installed in the cluster to the versions in run.json, because only the results of trials contain them.

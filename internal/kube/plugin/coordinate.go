@@ -80,6 +80,9 @@ func runOrder(ctx context.Context, o *pods.Order, news *coordinator.Server) erro
 	}
 	if info, err := os.Stat(filepath.Join(o.Dir, record.TrialsFile)); err == nil {
 		news.Holds(info.Size())
+		if end := coordinator.Ended(o.Dir); end != nil {
+			return end.Err() // the process ended while the results waited to be fetched
+		}
 		return fault.New(fault.Invalid, "", "run it again; the trials that had ended are kept",
 			"the coordinator ended during the run, and was started again: the run is partial")
 	}
