@@ -63,20 +63,16 @@ func (s *suite) closed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	began, ended := make(chan struct{}), make(chan struct{})
+	change := func(i int) mesh.Change { return mesh.Change{Clusters: []*mesh.Cluster{ClusterLoad(i % 100)}} }
+	apply(t, opened, change(0))
+	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for i := 0; ; i++ {
-			_, err := opened.Apply(context.Background(), mesh.Change{Clusters: []*mesh.Cluster{ClusterLoad(i % 100)}})
-			if err != nil {
-				return // the store is closed
-			}
-			if i == 0 {
-				close(began)
-			}
+		var err error
+		for i := 1; err == nil; i++ { // until the store is closed
+			_, err = opened.Apply(context.Background(), change(i))
 		}
 	}()
-	<-began
 	for range 2 {
 		if err := opened.Close(); err != nil {
 			t.Error(err)
