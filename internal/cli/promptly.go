@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// promptly calls do, and abandons it when the context ends and the process is about to exit. It is for work that can
-// be cut off anywhere, such as reading a record or printing. Code that changes files or the machine must check the
-// context itself, between steps that must not be cut off.
+// promptly calls do and returns its error. If the context ends first, it returns at once and leaves do running: the
+// caller must then exit the process. It is for work that can be cut off anywhere, such as reading a record or printing.
+// Code that changes files or the machine must check the context itself, between steps that must not be cut off.
 func promptly(ctx context.Context, do func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- do() }()

@@ -100,7 +100,7 @@ func Continue(dir string, run Run) (*Writer, error) {
 	f, err := root.OpenFile(RunFile, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		root.Close()
-		return Create(dir, run) // reports what is wrong with it, if anything
+		return Create(dir, run) // it begins the run if the directory is empty, and else says why it cannot
 	}
 	if err := errors.Join(w.goOn(f), f.Close()); err != nil {
 		return nil, errors.Join(err, root.Close())

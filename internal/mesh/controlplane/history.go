@@ -27,8 +27,8 @@ type Change struct {
 	LastAnswer float64 `json:"last_answer_seconds"`
 }
 
-// Limits of a history: the number of changes, and of distinct proxies in each. In a mesh without proxies, a peer may
-// choose any id, and a different one for each stream.
+// Limits of a history: the number of changes, and of distinct proxies in each. If the mesh's configuration lists no
+// proxies, a peer may choose any id, and a different one for each stream.
 const (
 	mostChanges = 100
 	mostProxies = 10_000

@@ -88,7 +88,9 @@ type GroupTree struct {
 
 	groups []ledger.Cgroup
 	own    []usage
-	alone  int // index of a root whose CPU time leaves out all groups below, known or not; -1 if there is none
+	// alone is the index of the root if its own CPU time leaves out all groups below it, even those whose CPU time is
+	// unknown (Ledger.CountsCPUs); otherwise -1.
+	alone int
 }
 
 // NewGroupTree finds the parent of each group of a ledger, and what each used without the groups below it.
@@ -133,9 +135,9 @@ func (t *GroupTree) named(i int) bool {
 const smallPart = 1000
 
 // rows returns the groups that the options ask for, the biggest first, and groups with other rows below them last. A
-// group below the maximum depth is included in its nearest ancestor within that depth. A group without a row is
-// included in its nearest ancestor that a rule names, or else in the row other. All rows, including the row other, add
-// up to sum.
+// group below the maximum depth that no rule names is included in its nearest ancestor that is within that depth or
+// named by a rule. A group without a row is included in its nearest ancestor that a rule names, or else in the row
+// other. All rows, including the row other, add up to sum.
 func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum usage) {
 	to := make([]int, len(t.groups)) // the index of the row that includes a group; -1: other
 	all := make([]groupRow, len(t.groups))

@@ -148,8 +148,8 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	return err
 }
 
-// booted estimates how long an emulated virtual machine takes to boot (docs/experiments/sandbox-idle.md). Containers
-// take a tenth of a second.
+// booted estimates how long a sandbox takes to boot: for every virtual machine, as long as an emulated one takes
+// (docs/experiments/sandbox-idle.md), and for a container, which takes a tenth of a second, 0.
 func booted(o param.Values) time.Duration {
 	if sandbox.LaunchOf(o[settingRuntime]).Main == sandbox.VMM {
 		return 4 * time.Second

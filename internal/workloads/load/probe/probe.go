@@ -132,7 +132,7 @@ func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays
 	if err := pace.RunOn(p.cpus[i]); err != nil {
 		return err
 	}
-	defer func() { _ = pace.RunOn(all...) }() // these CPUs were allowed before; an error means that the process is ending
+	defer func() { _ = pace.RunOn(all...) }() // the CPUs of before; the probe's result does not depend on it
 
 	every := int64(p.interval)
 	// The CPUs are staggered, so that their wake-ups do not coincide.

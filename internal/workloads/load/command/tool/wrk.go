@@ -73,7 +73,7 @@ func parseWrk(output string, r *Reading) error {
 	if w.late > 0 { // see check_timeouts in its wrk.c
 		r.Errors, r.ErrorsAtLeast = nil, w.broken+w.status
 		r.once(fmt.Sprintf("its %d timeouts are no number of requests: every 2 s it counts each connection that has sent "+
-			"nothing for longer than its timeout, be it idle", w.late))
+			"nothing for longer than its timeout, even an idle one", w.late))
 	}
 	return err
 }
