@@ -32,7 +32,7 @@ type Counting struct {
 
 	group     kind.Group
 	dir       string // the group's v2 directory
-	id        uint64 // of the group
+	id        uint64 // the group's id, as in execs.Open
 	kernel    *execs.Counter
 	deliverer Deliverer // nil in an arm without a tracer
 
@@ -44,10 +44,10 @@ type Counting struct {
 
 // reading holds all counts at one time.
 type reading struct {
-	inside, outside int64 // execs in and outside of the group, read before the deliverer's count
-	after           int64 // execs outside of the group, read after the deliverer's count
-	ended           int64 // only in the reading at the load's end: execs outside of the group when the load had just ended
-	missed          uint64
+	inside, outside int64  // execs in and outside of the group, read before the deliverer's count
+	after           int64  // execs outside of the group, read after the deliverer's count
+	ended           int64  // only in the reading at the load's end: execs outside of the group when the load had just ended
+	missed          uint64 // execs that the kernel's counter missed, inside and outside of the group
 	said            Said
 	cpu             *float64 // CPU time of the deliverer, in seconds; nil if unknown
 	err             error
@@ -86,8 +86,8 @@ func (c *Counting) Ready(ctx context.Context) error {
 	return c.ready.err
 }
 
-// Probe executes the load's tiny program once in the load's control group, and waits until the program has ended. This
-// exec does not affect the results, because it comes before the reading of the offset.
+// Probe executes the load's tiny program once in the load's control group, and waits until the program has ended. It
+// must be called before Before, which reads the offset: the exec is then part of the offset, and not of the results.
 func (c *Counting) Probe(ctx context.Context) (err error) {
 	if targetProgram == nil {
 		return noProgram()
@@ -231,8 +231,8 @@ func (c *Counting) After(ctx context.Context) error {
 	return nil
 }
 
-// drain does the part of After that concerns the deliverer. It returns the counts from just before it stopped the
-// deliverer.
+// drain waits for the remaining events, stops the deliverer, and adds the delivered counts to events. It returns the
+// counts from just before it stopped the deliverer.
 func (c *Counting) drain(ctx context.Context, events *record.Events) (last reading, err error) {
 	atEnd, ok := <-c.end
 	if !ok {

@@ -18,8 +18,8 @@ const (
 type Said struct {
 	Delivered int64
 	Lost      int64
-	Knows     bool // it has reported how many it delivered; always true if its lines are counted
-	Says      bool // it has reported how many it lost
+	Knows     bool // the deliverer has reported how many events it delivered; always true if its lines are counted
+	Says      bool // the deliverer has reported how many events it lost
 }
 
 // Deliverer is a subject that delivers the load's events: a tracer. It registers with the load's Counting when it joins

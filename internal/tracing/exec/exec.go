@@ -2,12 +2,12 @@
 // how many execs it made. The events that a tracer of processes delivers are compared with that number. The load runs
 // as a separate process (tare load exec).
 //
-// Workers make the execs: one small process for each CPU (c/worker.c), which this process starts and whose results it
-// reads. An exec counts when the executed program was reached, as its exit status shows, not when a child has been
-// created and reaped. An execve that fails is counted separately, with its errno. Between the ready message and the
-// start of the schedule, and after the schedule's end, nothing here executes anything. The kernel's count of the
-// control group between ready and result must therefore equal the load's own count (CountMade) exactly, or one of the
-// two is wrong.
+// Workers make the execs. They are small processes (c/worker.c), by default one for each CPU. This process starts them,
+// and reads their results. An exec counts when the executed program was reached, as its exit status shows, not when a
+// child has been created and reaped. An execve that fails is counted separately, with its errno. Between the ready
+// message and the start of the schedule, and after the schedule's end, nothing here executes anything. The kernel's
+// count of the control group between ready and result must therefore equal the load's own count (CountMade) exactly, or
+// one of the two is wrong.
 //
 // Every exec has unique arguments: Argv0 and "<worker>.<number>", both counted from 0.
 package exec
@@ -45,7 +45,8 @@ const Generator = "exec"
 // Argv0 is the first argument of every program that the load executes.
 const Argv0 = "tare-exec"
 
-// The names of counts in results (load.Result.Counts). All cover the time from the start message on, warm-up included.
+// The names of counts in results (load.Result.Counts). Execs are counted from the start message on, so those made
+// during the warm-up are included.
 const (
 	CountMade    = "execs_made"   // programs executed
 	CountFailed  = "execs_failed" // attempts that failed
@@ -69,7 +70,7 @@ type Options struct {
 	// Workers is the number of worker processes. The CPUs available to this process are assigned to them in turn. 0 means
 	// one worker for each CPU.
 	Workers int
-	Spin    time.Duration // longest wait during which a worker spins; default pace.DefaultSpin, negative: none
+	Spin    time.Duration // how long a worker spins before an exec at most; 0: pace.DefaultSpin, negative: not at all
 
 	target []byte      // in tests: executed instead of the package's program
 	mode   os.FileMode // in tests: that program's permissions
@@ -79,7 +80,7 @@ type Options struct {
 type Ready struct {
 	PID     int   `json:"pid"`
 	Workers []int `json:"workers"` // process ids
-	CPUs    []int `json:"cpus"`    // the CPU of each worker, on which the programs that it executes run as well
+	CPUs    []int `json:"cpus"`    // the CPU to which each worker and its children are bound
 }
 
 // Load is a load that is ready to run, once.
@@ -87,7 +88,7 @@ type Load struct {
 	o       Options
 	cpus    int // number of distinct CPUs in use
 	workers []*worker
-	running int          // number of workers that have not yet been received from the channel ended
+	running int          // number of started workers that await has not yet received from ended
 	ended   chan *worker // receives each worker that ends
 }
 
@@ -104,7 +105,7 @@ type worker struct {
 const firstFile = "/proc/self/fd/3"
 
 // New starts the workers, which do not execute anything yet. It returns an error if options are invalid, or if the
-// machine cannot execute files in memory.
+// machine cannot execute files in memory. The caller must call Close.
 func New(o Options) (l *Load, err error) {
 	cpus, err := pace.AllowedCPUs()
 	if err != nil {
@@ -221,11 +222,12 @@ func (l *Load) Ready() Ready {
 	return r
 }
 
-// patience is how long a worker may take to end before it is killed. Workers check the stop flag every 20 ms.
+// patience is the time that workers get to end after await has set their stop flags, which they check every 20 ms. Then
+// await kills them.
 const patience = 5 * time.Second
 
-// await waits until all workers have ended. It ends them itself if one fails or if the channel done is closed. It
-// returns the error of the worker that failed first.
+// await waits until all workers have ended. It ends them itself if one fails or if the channel done, which may be nil,
+// is closed. It returns the error of the worker that failed first.
 func (l *Load) await(done <-chan struct{}) (err error) {
 	var kill <-chan time.Time
 	stop := func() {
@@ -269,7 +271,7 @@ func (w *worker) verdict() error {
 	where := fmt.Sprintf("worker %d (process %d)", w.part, w.process.PID())
 	state := w.s.State.Load()
 	if status := w.process.Status(); status.Signaled() {
-		return fault.New(fault.Invalid, where, "see who did it: the kernel's log tells of memory limits",
+		return fault.New(fault.Invalid, where, "see who did it: the kernel's log shows kills by memory limits",
 			"was killed by %s, so the execs that it made are not all counted", unix.SignalName(status.Signal()))
 	}
 	switch state {
@@ -307,8 +309,10 @@ func (l *Load) Close() error {
 	return errors.Join(errs...)
 }
 
-// Run makes execs on the schedule and returns the result. Execs count if their intended start is in the window. If the
-// context ends first, Run returns its error. If a worker was killed, the error has the code fault.Invalid.
+// Run makes execs on the schedule and returns the result. The totals, errors and histograms of the result cover the
+// execs whose intended start is in the window. Finished and Rate cover those that ended in it, and Counts also those of
+// the warm-up. Run must be called only once. If the context ends first, Run returns the context's cause. If a worker
+// was killed, the error has the code fault.Invalid.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	switch {
 	case s.Duration <= 0 || s.Warmup < 0:
@@ -357,7 +361,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return l.result(s, cpu.seconds)
 }
 
-// result adds up the counts of the workers.
+// result adds up the counts of the workers. cpu is the CPU time of this process in the window, in seconds.
 func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	r := &load.Result{
 		Generator: Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, TargetRate: l.o.Rate,

@@ -78,7 +78,8 @@ type shared struct {
 
 const sharedSize = int(unsafe.Sizeof(shared{}))
 
-// newShared creates the shared memory, and the file from which a worker maps it.
+// newShared creates the shared memory, and the file from which a worker maps it. The caller must unmap mem, which
+// contains s, and close the file.
 func newShared(name string) (s *shared, mem []byte, file *os.File, err error) {
 	if file, err = memfd(name, false); err != nil {
 		return nil, nil, nil, err
@@ -92,7 +93,7 @@ func newShared(name string) (s *shared, mem []byte, file *os.File, err error) {
 	return (*shared)(unsafe.Pointer(unsafe.SliceData(mem))), mem, file, nil
 }
 
-// program writes a program to a file in memory.
+// program writes a program to a file in memory, which the caller must close.
 func program(name string, code []byte) (*os.File, error) {
 	file, err := memfd(name, true)
 	if err != nil {

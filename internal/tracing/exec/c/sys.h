@@ -42,7 +42,7 @@ static inline s64 sys6(s64 n, s64 a, s64 b, s64 c, s64 d, s64 e, s64 f)
 	return ret;
 }
 
-/* The kernel enters a program with the stack alignment from before a call; a function expects that from after one. */
+/* At a program's entry rsp is a multiple of 16. A function expects rsp + 8 to be one, as it is after a call. */
 #define ENTRY __attribute__((noreturn, used, force_align_arg_pointer))
 
 #elif defined(__aarch64__)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
-/* The program that is executed, which does as little as possible. By its exit status 0 the worker knows that it ran. */
+/* The program that the worker executes. It does as little as possible. Its exit status 0 shows that it was reached. */
 
 #include "sys.h"
 

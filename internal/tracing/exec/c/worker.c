@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * Executes a program again and again, and counts exactly how often. One process of it runs on each CPU. The role
- * (exec.go) starts the workers, and reads their counts in memory that each shares with it.
+ * Executes a program again and again, and counts exactly how often. By default, one such process runs on each CPU. The
+ * role (exec.go) starts these workers, and reads their counts in the memory that it shares with each of them.
  *
  * It is written in C, without a library, because the cost of an exec begins with the process that makes it: a fork of a
  * Go program copies page tables of many megabytes, and its runtime has threads that would have to be stopped. The
@@ -54,9 +54,9 @@ enum state {
 	STATE_READY = 1,
 	STATE_DONE,    /* the schedule is over */
 	STATE_STOPPED, /* the role stopped it before that */
-	STATE_LAYOUT,  /* the role was compiled with a different struct shared */
-	STATE_ORPHAN,  /* the role has ended */
-	STATE_FAILED,  /* a system call failed that never should; step and error tell which */
+	STATE_LAYOUT,  /* the role was compiled with a different struct shared, or the CPU's number is too large */
+	STATE_ORPHAN,  /* the role had ended before the worker began */
+	STATE_FAILED,  /* a system call failed that never should: step is its number, and error the errno */
 };
 
 enum kind { KIND_CLONE, KIND_EXEC, KIND_KILLED, KIND_EXITED, KINDS };
@@ -77,16 +77,16 @@ struct shared {
 	u64 layout;
 	u64 size;
 	u64 parent; /* process id of the role */
-	u64 cpu;    /* to run on */
+	u64 cpu;    /* number of the CPU to run on */
 	u8 name[16];
 	u8 argv0[16];
 	u8 argv1[64]; /* "<worker>.", room for a number, and zero to the end */
 
-	/* Set by the role before it tells the worker to start. */
+	/* Set by the role before it starts the work. */
 	u64 rate; /* starts per 1,000 seconds over all workers; 0: as fast as possible */
 	u64 part, parts; /* this worker is number part of parts */
 	u64 begin, warm, end;
-	u64 spin; /* longest wait during which the worker spins, ns */
+	u64 spin; /* how long the worker spins before an exec at most, ns */
 
 	/* Set by the role at any time. */
 	u64 stop;
@@ -97,9 +97,9 @@ struct shared {
 	u64 made, failed; /* since the start */
 	u64 intended, sent, done, late; /* of the execs that were intended in the window */
 	u64 finished; /* execs that ended in the window, whenever they were intended */
-	u64 cpu_before, cpu_after; /* CPU time of the worker and its children at the window's edges, ns */
+	u64 cpu_before, cpu_after; /* CPU time of the worker and its children before and after the window's execs, ns */
 	u64 child_error; /* errno of execveat in the child, which shares this memory */
-	u64 errors[KINDS][CODES]; /* in the window */
+	u64 errors[KINDS][CODES]; /* failures of execs that were intended in the window */
 	struct fine latency, service, lag, own_lag;
 	struct coarse slices[SLICES];
 };
@@ -173,7 +173,7 @@ static int stopped(struct shared *s)
  */
 static u64 wait_until(struct shared *s, u64 at, u64 *margin)
 {
-	const u64 step = 250;
+	const u64 step = 250; /* ns */
 
 	for (;;) {
 		u64 t = now(), wake = at - *margin;
@@ -360,7 +360,7 @@ static void run(struct shared *s)
 		}
 		s->intended += (u64)counts;
 		if (over)
-			continue; /* still in the schedule when its time was over: intended, but never sent */
+			continue; /* the window ended before this exec could be sent: it counts only as intended */
 		sent = s->rate ? wait_until(s, intended, &margin) : intended;
 		if (stopped(s))
 			finish(s, STATE_STOPPED, 0, 0);
