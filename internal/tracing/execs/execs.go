@@ -21,7 +21,6 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// tracepoint is the tracepoint to which the program is attached.
 const tracepoint = "sched_process_exec"
 
 // Counts are totals since Open.
@@ -30,7 +29,7 @@ type Counts struct {
 	Group uint64 // execs in the control group itself, without the groups below it
 }
 
-// Counter counts execs until Close. It must not be used concurrently.
+// Counter counts execs until Close. Its methods must not be called concurrently.
 type Counter struct {
 	objects execsObjects
 	link    link.Link
@@ -39,7 +38,8 @@ type Counter struct {
 }
 
 // Open begins to count the execs of the machine, and those in the v2 control group with the given id (see CgroupID).
-// The error has the code fault.Machine if this machine does not support the counting, or this process lacks privileges.
+// The caller must close the Counter. The error has the code fault.Machine if this machine does not support the
+// counting, or this process lacks privileges.
 func Open(group uint64) (c *Counter, err error) {
 	const hint = "run as root on Linux 5.8 or newer"
 	c = &Counter{group: group}

@@ -16,7 +16,8 @@ type clock struct {
 	table  bool // local time of day to the microsecond; otherwise RFC 3339 in UTC to the nanosecond
 }
 
-// set is called for each batch. It reads the clocks once per second, because the time of day may have been changed.
+// set must be called before the events of a batch are formatted. It reads the clocks at most once per second; once is
+// not enough, because the time of day may be changed.
 func (c *clock) set() {
 	now := time.Now().UnixNano()
 	if since := now - c.read; c.read != 0 && since >= 0 && since < int64(time.Second) {

@@ -106,7 +106,7 @@ func plain(s []byte) bool {
 // tableHead is the heading of the columns that appendTable fills.
 const tableHead = "TIME            UID      PID      PPID     COMM             CGROUP                   COMMAND\n"
 
-// appendTable appends the event as a line for people, with the file name and the arguments.
+// appendTable appends the event as a line for people. The file name stands in place of the first argument.
 func (e event) appendTable(b []byte, c *clock, g *group) []byte {
 	h := e.head
 	b = append(c.append(b, h.Time), ' ')

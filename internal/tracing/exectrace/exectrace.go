@@ -71,9 +71,9 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Run traces until ctx ends or o.For is over, and then delivers the events that are still in the ring. Events go to
-// out. Messages go to log, as lines of text: that the tracer is attached ("exectrace: ready"), and statistics (see
-// Statistics).
+// Run traces until ctx ends, o.For is over, or output cannot be written. Then it processes the events that are still in
+// the ring. Events go to out. Messages go to log, as lines of text: "exectrace: ready" when the tracer is attached, and
+// statistics (see Statistics).
 //
 // An error with the code fault.Usage is about the options. An error with the code fault.Machine means that the machine
 // does not support the tracer, or that output could not be written; events lost because of that are counted, and
@@ -114,9 +114,9 @@ type tracer struct {
 	clock  clock
 	batch  []byte // output to be written
 	events uint64 // number of events in the batch
-	failed error  // why no output can be written any more; nil: it can
+	failed error  // the error after which no more output is written; nil if none has occurred
 
-	delivered  uint64
+	delivered  uint64 // written events or, with Count, counted ones
 	lostReader uint64 // invalid records
 	lostOutput uint64 // events of failed writes, and all events after them
 	truncated  uint64 // events whose arguments were truncated, delivered or not
@@ -161,7 +161,7 @@ func (t *tracer) run(ctx context.Context) error {
 func (t *tracer) loop(ctx context.Context, w *waiter) {
 	now := time.Now()
 	second, end := now.Add(time.Second), now.Add(t.options.For)
-	busy := false // there have been events since the last call of look
+	busy := false // whether there have been events since the last call of look
 	for ended := false; ; {
 		some := t.drain()
 		now = time.Now()
@@ -281,8 +281,8 @@ func (t *tracer) fail(err error) {
 	}
 }
 
-// look reports totals and new losses. It runs every second while there are events, and when they have stopped. With
-// Count, it runs every second in any case.
+// look prints totals, with Count, and statistics if there are new losses. loop calls it every second while there are
+// events, and once when they have stopped. With Count, loop calls it every second in any case.
 func (t *tracer) look() {
 	if t.options.Output == Count {
 		t.count()

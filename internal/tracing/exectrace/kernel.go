@@ -25,7 +25,7 @@ type kernel struct {
 	ring      *ring
 	counts    []exectraceCounts // by CPU
 	reader    *uint32           // the reader's state, in struct state
-	wakeBytes uint64
+	wakeBytes uint64            // a resting reader is woken when the ring holds this many bytes
 	mapped    bpf.Mapped
 }
 
@@ -35,7 +35,7 @@ type objects struct {
 	exectraceMaps
 }
 
-// load loads the programs and maps, without attaching the program.
+// load loads the program and its maps, without attaching the program. The caller must close the result.
 func load(o Options, l *cgroup.Layout) (_ *kernel, err error) {
 	k := &kernel{wakeBytes: uint64(o.Ring) / 2}
 	defer func() {
@@ -83,7 +83,7 @@ func load(o Options, l *cgroup.Layout) (_ *kernel, err error) {
 	}
 	if group != nil {
 		if err := k.objects.ExecGroups.Put(uint32(0), uint32(group.Fd())); err != nil {
-			return nil, fmt.Errorf("telling the program its control group: %w", err)
+			return nil, fmt.Errorf("setting the program's control group: %w", err)
 		}
 	}
 	if k.counts, err = bpf.View[exectraceCounts](&k.mapped, k.objects.ExecCounts); err != nil {
@@ -131,7 +131,7 @@ func (k *kernel) counted() (seen, lost uint64) {
 	return seen, lost
 }
 
-// missed returns the number of runs that the kernel skipped, or nil if the kernel does not report it.
+// missed returns the number of runs that the kernel skipped (Statistics.Missed), or nil if that cannot be read.
 func (k *kernel) missed() *uint64 {
 	stats, err := k.objects.TareExectrace.Stats()
 	if err != nil {

@@ -20,8 +20,7 @@ type Statistics struct {
 	// Unreadable counts events whose arguments or file name were not in memory. They are delivered, and marked.
 	Unreadable uint64 `json:"unreadable"`
 	// Missed is the number of execs on the whole machine that were not seen because the program was already running on the
-	// same CPU, so that the kernel skipped it (for tracepoints, since Linux 6.1). It is nil if the kernel does not report
-	// it.
+	// same CPU. The kernel skips such a run (for tracepoints, since Linux 6.1). Missed is nil if it cannot be read.
 	Missed *uint64 `json:"missed,omitempty"`
 }
 

@@ -79,9 +79,9 @@ func (w *waiter) close() {
 }
 
 // wait sets the reader's state, which the program reads, and sleeps until the reader is woken, until atMost is over (0:
-// no limit), or until a channel is ready. It may return without a reason. It does not sleep if there is already a
-// reason to wake, because it checks the ring again after setting the state (see the comment on waking in
-// exectrace.bpf.c).
+// no limit), or until a channel is ready. It reports whether the channel ended is closed, and whether it has received
+// from the channel tell. It may return without a reason. It does not sleep if there is already a reason to wake,
+// because it checks the ring again after setting the state (see the comment on waking in exectrace.bpf.c).
 func (w *waiter) wait(state exectraceReader, atMost time.Duration,
 	ended <-chan struct{}, tell <-chan os.Signal) (end, told bool) {
 	k := w.kernel

@@ -51,5 +51,5 @@ int tare_execs(void *ctx)
 	return 0;
 }
 
-/* No helper here is GPL-only, but programs of tracepoints must have this license. */
+/* No helper here is GPL-only, so the kernel would load the program under any license (bpf_licensing.rst). */
 char LICENSE[] SEC("license") = "GPL";

@@ -31,7 +31,7 @@ struct pid_namespace {
 	struct ns_common ns;
 } relocated;
 
-struct upid { /* an array's element, which has been these 16 bytes since Linux 4.15 */
+struct upid { /* not relocated: it is the element of an array. Its 16 bytes are the same since Linux 4.15. */
 	int nr;
 	struct pid_namespace *ns;
 };
@@ -58,7 +58,7 @@ struct linux_binprm {
 
 enum flags {
 	ARGS_CUT = 1,        /* there were more bytes of arguments than args_bytes */
-	ARGS_UNREADABLE = 2, /* the page was not in memory; a program here cannot wait for it */
+	ARGS_UNREADABLE = 2, /* their pages were not in memory, and a program here cannot wait for them */
 	NAME_UNREADABLE = 4,
 };
 
@@ -94,7 +94,7 @@ struct counts {
 	__u64 unused[6];
 };
 
-/* The reader's state, set by the reader. A program that wakes the reader sets AWAKE, so that only one does. */
+/* The reader's state, set by the reader. The program sets AWAKE when it wakes the reader, so that only one CPU does. */
 enum reader {
 	AWAKE, /* it will check the ring before it sleeps again */
 	RESTS, /* it sleeps for a while after a batch, unless the ring fills up */
@@ -147,8 +147,8 @@ struct {
 /* Set by the loader. */
 const volatile __u32 filtered = 0;   /* only the group of exec_groups is traced */
 const volatile __u32 namespace = 0;  /* inode of the only PID namespace that is traced, with those below it; 0: all */
-const volatile __u32 args_bytes = 0; /* that are kept of each exec's arguments */
-const volatile __u64 wake_bytes = 0; /* in the ring that wake a reader who rests */
+const volatile __u32 args_bytes = 0; /* how many bytes of each exec's arguments are kept */
+const volatile __u64 wake_bytes = 0; /* a reader that rests is woken when the ring holds this many bytes */
 
 /*
  * Wakes the reader if it sleeps and has a reason to wake. The record is already committed to the ring (a full barrier),
