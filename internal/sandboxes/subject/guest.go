@@ -53,13 +53,14 @@ var settings = []param.Setting{
 	{Name: settingMemory, Type: param.TypeBytes, Min: 16 << 20,
 		Doc: "memory limit in the sandbox's bundle; of a virtual machine, its size"},
 	{Name: settingOnly, Type: param.TypeSwitch, Default: "true",
-		Doc: "of virtual machines: whether all of it is in the pod's control group; false: only what runs its CPUs " +
-			"(`microvm`: annotation `io.tare.microvm.sandbox_cgroup_only`)"},
+		Doc: "of virtual machines: whether all processes of a sandbox are in the pod's control group; false: only what " +
+			"runs the virtual CPUs (`microvm`: annotation `io.tare.microvm.sandbox_cgroup_only`)"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: ownNetwork, Words: []string{ownNetwork, hostNetwork},
-		Doc: "a separate namespace, with a veth pair to an application that a load goes to, or this machine's"},
+		Doc: "`own`: a separate network namespace, with a veth pair if a load uses the application; `host`: this machine's " +
+			"namespace"},
 	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
-		Doc: "most time from a sandbox's launch until its content is ready; a virtual machine may boot as long, " +
-			"and at least a minute"},
+		Doc: "longest time from a sandbox's launch until its application is ready; a virtual machine may take this long " +
+			"to boot, or a minute if that is longer"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
 		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work"},
 }

@@ -67,7 +67,7 @@ var startAndStop = []measured.Metric{{
 	Definition: metric.Definition{
 		Name: "sandbox_ready_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Cost: true,
 		Better: metric.Lower, Needs: measured.NeedRest, Clause: "has all applications ready {} after the launch of the first",
-		How: "From the launch of the first application until all were ready. Absent without one.",
+		How: "From the launch of the first application until all were ready. Absent without an application.",
 	},
 	Value: seen(func(e *Evidence, m *measured.Measured) (float64, bool) {
 		return e.ReadySeconds, len(m.Setup.Applications) > 0
@@ -94,7 +94,7 @@ func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool, part func(*ledg
 }
 
 // ofGroups adds up a value of the groups that inPod and outside select, as for charged. It returns false if one of them
-// does not report the value, or if inPod is set and there are none.
+// does not report the value, or if inPod is set and no group is selected.
 func ofGroups(l *ledger.Ledger, e *Evidence, inPod, outside bool,
 	of func(*ledger.Cgroup) *float64) (total float64, ok bool) {
 	if l == nil {
@@ -185,7 +185,7 @@ func planned(m measured.Metric) measured.Metric {
 
 const ofAll = " Of all sandboxes of the trial together, with what runs in them, at the end of the window."
 
-// balanceMetrics are the lines of the machine's memory balance.
+// balanceMetrics returns the metrics of the machine's memory balance.
 func balanceMetrics() []measured.Metric {
 	line := func(name, family, clause, how string, of func(*Balance) int64) measured.Metric {
 		return inMemory(name, family, clause, how, func(e *Evidence, _ *measured.Measured) (float64, bool) {
@@ -218,8 +218,8 @@ func balanceMetrics() []measured.Metric {
 			"`sandbox_lost_bytes` less `sandbox_kept_bytes`, `sandbox_beside_bytes` and `sandbox_neighbours_bytes`.",
 			func(b *Balance) int64 { return b.Taken }),
 		inMemory("sandbox_lost_bytes", memoryFamily, "takes {} of MemAvailable",
-			"MemAvailable before the trial started anything, less at the end of the window, with whatever else came and "+
-				"went on the machine.",
+			"Decrease of MemAvailable from before the trial started anything until the end of the window, with the changes "+
+				"that other programs caused.",
 			func(e *Evidence, _ *measured.Measured) (float64, bool) {
 				if e.AvailableInWindow == nil {
 					return 0, false
@@ -228,21 +228,22 @@ func balanceMetrics() []measured.Metric {
 			}),
 		other("sandbox_kept_bytes", beside, "",
 			"Growth of the free pages that CPUs keep, which MemAvailable leaves out (/proc/zoneinfo, the whole machine). "+
-				"Negative where sandboxes got pages freed before the trial.",
+				"Negative if sandboxes took pages that were freed before the trial.",
 			func(b *Balance) int64 { return b.Kept }),
 		other("sandbox_beside_bytes", beside, "",
 			"Hard memory of the trial's other groups, such as its loads', and the growth of Tare itself.",
 			func(b *Balance) int64 { return b.Beside }),
 		other("sandbox_neighbours_bytes", beside, "",
-			"Growth of the machine's anonymous and shared memory, less what the groups of the trial and Tare have of it.",
+			"Growth of the machine's anonymous and shared memory, less the part of the trial's groups and of Tare itself.",
 			func(b *Balance) int64 { return b.Neighbours }),
 		line("sandbox_kernel_uncharged_bytes", memoryFamily, "",
 			"Kernel memory that cannot be freed and is charged to no group of the trial: growth of the machine's slab, "+
 				"kernel stacks, page tables and per-CPU memory, less what is charged.",
 			func(b *Balance) int64 { return b.Kernel }),
 		other("sandbox_kernel_reclaimable_bytes", memoryFamily, "",
-			"Part of `sandbox_hard_bytes` that the kernel can free at need, where control groups do not separate it (v1): "+
-				"the machine's difference.", func(b *Balance) int64 { return b.Reclaimable }),
+			"Part of `sandbox_hard_bytes` that the kernel can free at need. Where control groups do not report it (v1), it is "+
+				"the growth of the machine's counter; otherwise it is 0, because `sandbox_hard_bytes` does not include it.",
+			func(b *Balance) int64 { return b.Reclaimable }),
 		other("sandbox_unattributed_bytes", "sandbox_unattributed", "leaves {} of that unattributed",
 			"`sandbox_taken_bytes` less `sandbox_hard_bytes` and `sandbox_kernel_uncharged_bytes`, plus "+
 				"`sandbox_kernel_reclaimable_bytes`.",
@@ -280,13 +281,13 @@ func memoryMetrics() []measured.Metric {
 	}
 	return []measured.Metric{
 		inMemory("sandbox_hard_bytes", memoryFamily, "holds {} of hard memory",
-			"Anon + shmem + kernel - reclaimable slab of the control groups of sandboxes, pods and what is outside of "+
-				"them."+
+			"Anon + shmem + kernel - reclaimable slab of the sandboxes' control groups, those of the pods and those outside "+
+				"of them."+
 				ofAll, attributed),
 		inMemory("sandbox_soft_bytes", memoryFamily, "holds {} of page cache",
 			"File - shmem + reclaimable slab of the same groups."+ofAll, in(window, true, true, soft)),
 		planned(inMemory("sandbox_pod_hard_bytes", memoryFamily, "holds {} of hard memory charged to its pods",
-			"Part of `sandbox_hard_bytes` in the pods' groups, to which what runs the applications belongs.",
+			"Part of `sandbox_hard_bytes` in the pods' groups, which contain the processes that run the applications.",
 			in(window, true, false, hard))),
 		inMemory("sandbox_outside_hard_bytes", memoryFamily, "holds {} charged elsewhere",
 			"Part of `sandbox_hard_bytes` outside of the pods' groups, such as shims. 0 without a runtime.",
@@ -317,8 +318,8 @@ func memoryMetrics() []measured.Metric {
 			"Shared memory in `sandbox_pss_bytes`: memory of applications in gVisor and in virtual machines, with their "+
 				"kernels' page cache.", pss(func(p Process) uint64 { return p.Shmem })),
 		inMemory("sandbox_left_bytes", memoryFamily, "leaves {} charged when it has gone",
-			"Hard and soft memory of the groups of `sandbox_hard_bytes` when the sandboxes were deleted, before the files "+
-				"that they wrote were.",
+			"Hard and soft memory of the groups of `sandbox_hard_bytes` after the sandboxes were deleted, and before the "+
+				"files that they wrote were deleted.",
 			left(removed)),
 		inMemory("sandbox_left_reclaimed_bytes", memoryFamily, "of which {} stay when the kernel takes back what it can",
 			"Rest of `sandbox_left_bytes` after the kernel was asked to take back what it can of the pods' groups "+
@@ -330,11 +331,13 @@ var countMetrics = []measured.Metric{
 	counted("sandbox_process_count", "processes",
 		"Processes of all sandboxes at the end of the window, with the applications.",
 		func(Process) int { return 1 }),
-	counted("sandbox_thread_count", "threads", "Threads of these.", func(p Process) int { return p.Threads }),
+	counted("sandbox_thread_count", "threads",
+		"Threads of all processes of the sandboxes at the end of the window, with the applications.",
+		func(p Process) int { return p.Threads }),
 	cpus("sandbox_pod_cpus", "uses {} charged to its pods", true,
-		"CPU time per second of the window of the pods' groups, to which what runs the applications belongs."),
+		"CPU time per second of the window of the pods' groups, which contain the processes that run the applications."),
 	cpus("sandbox_outside_cpus", "uses {} charged elsewhere", false,
-		"CPU time per second of the window of the subject's groups outside of the pods'. 0 without a runtime."),
+		"CPU time per second of the window of the subject's groups outside of the pods. 0 without a runtime."),
 }
 
 func counted(name, what, how string, of func(Process) int) measured.Metric {

@@ -31,7 +31,7 @@ const settingBatch = "batch"
 
 var settings = []param.Setting{
 	{Name: settingBatch, Type: param.TypeDuration, Default: "300µs", Min: 10e-6, Max: 1,
-		Doc: "about how long each kind of call is timed in turn"},
+		Doc: "approximate duration of a batch of calls of one kind, which are timed together"},
 }
 
 func (guest) About() kind.About {

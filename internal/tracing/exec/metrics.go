@@ -27,7 +27,7 @@ func (asLoad) Metrics() []measured.Metric {
 				Name: "events_generated", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
 				Family: "events", Tally: "generated",
 				Needs: measured.NeedEvents,
-				How:   "Events (execs that succeeded) by the load's count, from its first to its last, warm-up included.",
+				How:   "Events (execs that succeeded), as counted by the load. Those of the warm-up are included.",
 			},
 			Value: Count(func(e *record.Events) *int64 { return &e.Generated }),
 		},
@@ -36,7 +36,7 @@ func (asLoad) Metrics() []measured.Metric {
 				Name: "events_counted", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
 				Family: "events", Tally: "counted by the kernel",
 				Needs: measured.NeedEvents,
-				How: "The same as the kernel counted them in the load's control group, less those before the load began. A " +
+				How: "Execs in the load's control group, as counted by the kernel, without those before the load began. A " +
 					"trial in which this is not `events_generated` is invalid. Absent in pods.",
 			},
 			Value: Count(func(e *record.Events) *int64 {
@@ -63,7 +63,8 @@ func (asLoad) Metrics() []measured.Metric {
 				Family: "load",
 				Rank:   metric.RankOther, Pool: metric.PerEvent, Cost: true, Better: metric.Lower,
 				Needs: measured.NeedEventCost, Answers: true,
-				How: "CPU time of the load's control group per 1,000 events, with a tracer's programs that run in it.",
+				How: "CPU time of the load's control group per 1,000 events. It includes a tracer's eBPF programs, which run " +
+					"in the load's processes.",
 			},
 			Value: PerKiloevent(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Load) }),
 		},
@@ -100,7 +101,7 @@ func WhereEvents(value func(*measured.Measured) (float64, bool)) func(*measured.
 }
 
 // PerKiloevent returns the Value of a metric that divides a cost per second of the ledger's window by the thousands of
-// events per second of the load's window.
+// events per second of the load's window. The metric has no value if the ledger's window was cut (WindowCut).
 func PerKiloevent(cost func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
 	return WhereEvents(measured.Per(func(m *measured.Measured) (float64, bool) {
 		c, ok := cost(m)
@@ -123,7 +124,8 @@ func kiloeventRate(m *measured.Measured) (float64, bool) {
 	return total / 1000, true
 }
 
-// Judge judges the load. The load may use all of its CPU time, because the execs are its work.
+// Judge returns the gates that the load and its counts trip. It does not judge how much CPU time the load uses, because
+// making execs is its work.
 func (asLoad) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	r := j.Result
@@ -146,8 +148,8 @@ func (asLoad) Judge(m *measured.Measured, name string) []measured.Trip {
 	return append(j.Trips, judgeEvents(m)...)
 }
 
-// judgeErrors judges failed execs. In a storm, which has no schedule, it compares their number with that of all
-// attempts.
+// judgeErrors compares the number of failed execs with the number of intended ones. In a storm, which has no schedule,
+// every attempt counts as intended.
 func judgeErrors(j *measured.LoadJudge, allowed float64) {
 	failed := j.Result.Failures()
 	all := max(j.Result.Intended, failed)

@@ -25,7 +25,7 @@ var Alone = &kind.Alone{Run: runAlone, Examples: []string{
 var Process = func() []param.Setting {
 	settings := slices.Concat(Settings, []param.Setting{
 		{Name: "cgroup", Type: param.TypeText, Reach: param.ReachFile,
-			Doc: "cgroup v2 directory whose processes are traced, with those below it; the whole machine without"},
+			Doc: "cgroup v2 directory whose processes are traced, with those below it; the whole machine when left out"},
 		{Name: "node", Type: param.TypeSwitch, Default: "false",
 			Doc: "trace only the PID namespace of this process, and those below it: one node, where several nodes are " +
 				"containers on one kernel"},

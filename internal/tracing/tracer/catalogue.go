@@ -23,7 +23,7 @@ import (
 type Entry struct {
 	Name     string
 	Summary  string
-	Settings []param.Setting // its own settings
+	Settings []param.Setting // in addition to the settings of all tracers
 	Process  []param.Setting // for Tare's own tracer: kind.About.Process
 	Alone    *kind.Alone     // for Tare's own tracer: kind.About.Alone
 	// Make makes the tracer from its settings, by name. An error is about their values, and continues a sentence that
@@ -35,11 +35,11 @@ type Entry struct {
 var Catalogue = []Entry{
 	{Name: "exectrace", Summary: "Tare's own tracer of execs", Settings: exectrace.Settings, Make: ownTracer,
 		Process: exectrace.Process, Alone: exectrace.Alone},
-	{Name: "bpftrace", Summary: "bpftrace, with a program that prints the same of an exec as exectrace does",
+	{Name: "bpftrace", Summary: "bpftrace, with a program that prints the same facts about an exec as exectrace",
 		Settings: bpftraceSettings, Make: bpftrace},
 	{Name: "ig", Summary: "Inspektor Gadget's trace_exec, by ig", Settings: igSettings, Make: ig},
 	{Name: "tetragon", Summary: "Tetragon, without Kubernetes", Settings: tetragonSettings, Make: tetragon},
-	{Name: "falco", Summary: "Falco with one rule, which every exec meets", Settings: falcoSettings, Make: falco},
+	{Name: "falco", Summary: "Falco with one rule, which matches every exec", Settings: falcoSettings, Make: falco},
 	{Name: command.Name, Summary: "any other tracer, as a command line", Settings: commandSettings, Make: ofCommand},
 }
 
@@ -48,7 +48,7 @@ func Lookup(name string) *Entry {
 	return lists.Find(Catalogue, func(e *Entry) bool { return e.Name == name })
 }
 
-// stopTime is how long a tracer gets to end. bpftrace takes half a second of CPU time to end, and may be limited to a
+// stopTime is the default of Tracer.StopTime. bpftrace takes half a second of CPU time to end, and may be limited to a
 // twentieth of a CPU.
 const stopTime = 15 * time.Second
 
@@ -190,7 +190,7 @@ func falco(o map[string]string) (*Tracer, error) {
 	}, nil
 }
 
-// ofCommand makes a tracer that settings define.
+// ofCommand makes a tracer from the settings commandSettings, which describe any program.
 func ofCommand(o map[string]string) (*Tracer, error) {
 	t := &Tracer{
 		Scope: execload.Scope(cmp.Or(o["scope"], string(execload.ScopeGroup))),
@@ -251,8 +251,8 @@ func words(o map[string]string, name string) ([]string, error) {
 	return nil, fmt.Errorf("has a %q that %w", name, err)
 }
 
-// source returns how something is counted, as given by the settings whose names begin with prefix. It returns nil if
-// there are none.
+// source returns the Source that the settings lines, json or prometheus describe, whose names begin with prefix. stream
+// is the stream to read if no setting names one. source returns nil without an error if none of the three is set.
 func source(o map[string]string, prefix string, stream Stream) (*Source, error) {
 	var given []string
 	for _, kind := range []string{"lines", "json", "prometheus"} {
@@ -302,7 +302,7 @@ func readyAfter(o map[string]string, otherwise time.Duration) time.Duration {
 	return otherwise
 }
 
-// mustCompile compiles a pattern of the catalogue.
+// mustCompile compiles a pattern of the catalogue. It panics if the pattern is invalid.
 func mustCompile(pattern string) *matcher {
 	m, err := compile(pattern)
 	if err != nil {

@@ -41,21 +41,21 @@ var ofEvents = []measured.Metric{
 	event("events_lost", "lost", metric.Lower, lost,
 		"`events_expected` less `events_delivered`; at least 0."),
 	event("events_extra", "", metric.Lower, extra,
-		"Events delivered beyond those that there were; at least 0. For a tracer of the whole machine, the harness's "+
-			"own before the load are not extra."),
+		"Delivered events beyond the number of execs that were made; at least 0. For a tracer of the whole machine, the "+
+			"harness's own execs before the load are not extra."),
 	event("events_late", "late", metric.Lower, func(e *record.Events) *int64 { return e.Late },
-		"Events of the load delivered more than `late-after` after its end. For a tracer of the whole machine, without "+
-			"what others execed meanwhile."),
+		"Events of the load that were delivered more than `late-after` after its end. For a tracer of the whole machine, "+
+			"execs that other processes made meanwhile are left out."),
 	event("events_said_lost", "lost by its own count", metric.Lower, func(e *record.Events) *int64 { return e.SaidLost },
 		"Events that the tracer itself reports lost. Absent for one that never reports any."),
 	event("events_unsaid", "", metric.Lower, unsaid,
-		"Absolute difference of `events_said_lost` and `events_lost`. Absent likewise."),
+		"Absolute difference of `events_said_lost` and `events_lost`. Absent for a tracer that never reports losses."),
 	share("events", "events_lost_share", eventShare(lost, func(e *record.Events) *int64 { return e.Expected }),
 		"Part of `events_expected` that the tracer lost, pooled over the trials of an arm. Losses come in bursts: "+
 			"the interval is too narrow where some are lost."),
 	share("events", "events_late_share", eventShare(
 		func(e *record.Events) *int64 { return e.Late }, func(e *record.Events) *int64 { return e.Delivered }),
-		"Part of the delivered events that came late, pooled likewise."),
+		"Part of the delivered events that came late, pooled over the trials of an arm."),
 	share("", "lossy_trial_share", lossyTrials,
 		"Part of the trials of an arm in which the tracer lost any event. Where none of n lost any, fewer than 3 in n "+
 			"such trials do, at 95 %."),
@@ -65,7 +65,8 @@ var ofEvents = []measured.Metric{
 			Family: "cpu", What: "CPU time", Per: "kiloevent",
 			Better: metric.Lower, Needs: measured.NeedEventCost, Headline: true, Lead: true,
 			Answers: true, Rule: perExpected,
-			How: "CPU time that the tracer takes per 1,000 events: the sum of the next two." + measured.NoSubject,
+			How: "CPU time that the tracer takes per 1,000 events: the sum of `agent_cpu_seconds_per_kiloevent` and " +
+				"`bpf_seconds_per_kiloevent`." + measured.NoSubject,
 		},
 		Value: execload.WhereEvents(func(m *measured.Measured) (float64, bool) {
 			agent, ok1 := agentPerKiloevent(m)
@@ -197,8 +198,8 @@ func evidenceOf(m *measured.Measured) *Evidence {
 	return nil
 }
 
-// agentPerKiloevent returns the CPU time of the tracer's processes per 1,000 events that it should deliver; in pods,
-// per 1,000 events of the load.
+// agentPerKiloevent returns the CPU time of the tracer's processes, in seconds per 1,000 events that it should deliver.
+// In pods, it returns the seconds per 1,000 events of the load.
 func agentPerKiloevent(m *measured.Measured) (float64, bool) {
 	e := evidenceOf(m)
 	switch {
@@ -220,7 +221,7 @@ var programsPerKiloevent = execload.PerKiloevent(func(m *measured.Measured) (flo
 	switch of := m.Events.Expected; {
 	case m.Subject == nil:
 		return rate, ok
-	case of == nil || *of <= 0: // nobody counts what it delivers, so what it should deliver is unknown
+	case of == nil || *of <= 0: // the tracer's events are not counted, so how many it should deliver is unknown
 		return 0, false
 	default:
 		return rate * float64(m.Events.Generated) / float64(*of), ok

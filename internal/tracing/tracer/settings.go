@@ -34,7 +34,7 @@ var (
 	commandSettings = []param.Setting{
 		{Name: "command", Type: param.TypeText, Reach: param.ReachCommand,
 			Doc: "command line, in words as a shell cuts it, with `{cgroup_dir}`, `{cgroup_id}`, `{cgroup_path}` of " +
-				"the load's control group, `{dir}` for a directory of its own, `{port}` for a free port and " +
+				"the load's control group, `{dir}` for a private directory, `{port}` for a free port and " +
 				"`{self}` for tare itself"},
 		command.Version,
 		{Name: "ready", Type: param.TypeText, Reach: param.ReachNothing,
@@ -45,17 +45,18 @@ var (
 		{Name: "lines", Type: param.TypeText, Reach: param.ReachNothing,
 			Doc: "counts events by lines: regular expression of those that are one event each; empty: all"},
 		{Name: "json", Type: param.TypeText, Reach: param.ReachNothing,
-			Doc: "or by a running total in lines of JSON: its path, as keys joined by dots"},
+			Doc: "counts events by a running total in lines of JSON: its path, as keys joined by dots"},
 		{Name: "prometheus", Type: param.TypeText, Reach: param.ReachNothing,
-			Doc: "or by the sum of a metric's matching samples: name and labels, such as `events_total{type=\"exec\"}`"},
+			Doc: "counts events by the sum of a metric's matching samples: its name and labels, such as " +
+				"`events_total{type=\"exec\"}`"},
 		{Name: "stream", Type: param.TypeWord, Words: Streams,
 			Doc: "output with the lines of `lines` or `json`; `stdout` when left out"},
 		{Name: "lost-lines", Type: param.TypeText, Reach: param.ReachNothing,
 			Doc: "adds up its reported losses: regular expression with one group, a number"},
 		{Name: "lost-json", Type: param.TypeText, Reach: param.ReachNothing,
-			Doc: "or a running total, as `json`"},
+			Doc: "reads its reported losses from a running total in lines of JSON, as with `json`"},
 		{Name: "lost-prometheus", Type: param.TypeText, Reach: param.ReachNothing,
-			Doc: "or a metric, as `prometheus`"},
+			Doc: "reads its reported losses from a metric, as with `prometheus`"},
 		{Name: "lost-stream", Type: param.TypeWord, Words: Streams,
 			Doc: "output with the lines of `lost-lines` or `lost-json`; `stderr` when left out"},
 		{Name: "url", Type: param.TypeText, Reach: param.ReachAddress,
@@ -65,7 +66,7 @@ var (
 		{Name: "signal", Type: param.TypeWord, Words: StopSignals,
 			Doc: "signal on which it delivers the rest and ends; `INT` when left out"},
 		{Name: "stop", Type: param.TypeDuration, Min: 0.1, Max: 600,
-			Doc: "time that it gets for that; 15s when left out"},
+			Doc: "time that it gets to end after the signal; 15s when left out"},
 		{Name: "ask", Type: param.TypeWord, Words: AskSignals,
 			Doc: "signal on which it reports its running totals"},
 	}
