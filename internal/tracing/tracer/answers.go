@@ -58,12 +58,13 @@ func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	return append([]analysis.Answer{verdict.Answer()}, each...)
 }
 
-// loss describes the events that a tracer did not deliver, over all its trials at one level or at all levels.
+// loss holds the numbers of lost, late and extra events of a tracer, summed over its trials at one level or at all
+// levels.
 type loss struct {
 	trials, lossy             int     // number of trials, and of those that lost events
 	expected                  float64 // events that it should have delivered
 	made, late                float64 // events that the load made, and how many of these came late
-	lost, extra, unsaid, said float64 // said: losses that the tracer reports; unsaid: how far these are off
+	lost, extra, unsaid, said float64 // said: losses that the tracer reports; unsaid: by how much these reports are wrong
 	tells                     int     // trials in which the tracer reports its losses
 }
 
@@ -142,7 +143,7 @@ func (p *prose) tracer(t *analysis.Table, all loss) {
 	p.traceCost(t)
 }
 
-// lossyAt writes at which levels events were lost, and how many.
+// lossyAt writes which part of the events was lost at each level, and at which levels none were.
 func (p *prose) lossyAt(t *analysis.Table) {
 	if len(t.Levels) < 2 {
 		return
@@ -297,7 +298,8 @@ func (p *prose) overLevels(t *analysis.Table, metric string) string {
 	return analysis.Join(values)
 }
 
-// slope returns how much a metric grows with a factor, by the arm's model; nil without a model, or if it is withheld.
+// slope returns how much a metric grows with a factor, as a term of the arm's model, and that model. The model is nil
+// if there is none, if it is withheld, or if it lacks the factor.
 func (p *prose) slope(metric, factor string) (analysis.Term, *analysis.Model) {
 	for i, m := range p.Summary.Models {
 		if m.Metric != metric || m.Arm != p.Arm || m.Withheld != "" {

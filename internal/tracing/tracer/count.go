@@ -51,7 +51,7 @@ type tally struct {
 
 func newTally(s Source) *tally { return &tally{source: s, seen: s.Lines != nil} }
 
-// take processes one line.
+// take counts the events that one line reports, if any.
 func (t *tally) take(line []byte) {
 	switch {
 	case t.source.Lines != nil:
@@ -76,8 +76,8 @@ func (t *tally) take(line []byte) {
 	}
 }
 
-// total sets a running total. If the total falls, the tracer has started counting again, and the previous count is
-// lost.
+// total sets a running total. If the total falls, the tracer has probably been restarted and counts from 0 again, so
+// total records that the count cannot be trusted.
 func (t *tally) total(n int64) {
 	if n < t.n {
 		t.doubt = fmt.Sprintf("its total fell from %d to %d, as when a tracer is started again", t.n, n)

@@ -104,7 +104,8 @@ func (g asSubject) Version(ctx context.Context, o param.Values, own string) (nam
 	return name, strings.TrimPrefix(t.VersionText(ctx), name+" ")
 }
 
-// tail returns the longest time that the drain, followed by the tracer's end, can take.
+// tail returns the longest time that can pass from the load's end until the tracer has ended: until events are late,
+// then the drain, and then the tracer's end.
 func (g asSubject) tail(o param.Values) time.Duration {
 	most := o.Duration(settingDrain) + o.Duration(settingLate)
 	if t, err := g.make(o); err == nil {
@@ -113,7 +114,7 @@ func (g asSubject) tail(o param.Values) time.Duration {
 	return most
 }
 
-// settling is how much longer a trial with counted events takes: until the tracer has started, and until the counts are
+// settling estimates the time that counting events adds to a trial: the tracer must start, and the counts must become
 // stable before the window and after it. Measured: 0.75 s with exectrace, 1.2 s with bpftrace.
 const settling = 900 * time.Millisecond
 

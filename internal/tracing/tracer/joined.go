@@ -21,8 +21,7 @@ import (
 	"tare/internal/workloads/subject/command"
 )
 
-// readyTimeout is how long a tracer may take to be ready. Some tracers compile a program first, and may be limited to a
-// twentieth of a CPU.
+// readyTimeout is the timeout of Running.Ready. It is long because some tracers first compile a program.
 const readyTimeout = 2 * time.Minute
 
 // joined is the tracer's part of a trial. It delivers the events of the trial's load (execload.Deliverer).
@@ -34,9 +33,9 @@ type joined struct {
 
 	group   kind.Group
 	running *Running       // nil before Start
-	began   time.Time      // when the tracer's process began
-	atEdge  []int          // the processes in its group when the window was closed
-	own     *files.Scratch // its private directory
+	began   time.Time      // just before the tracer's process was started
+	atEdge  []int          // the processes in the tracer's group when the window was closed
+	own     *files.Scratch // the tracer's private directory
 	groups  *cgroup.Reader // reads the tracer's group; nil before Start
 	counter *cgroup.Group  // the tracer's group in groups; nil if nothing counts CPU time
 	found   *Evidence      // set once the tracer's processes were examined

@@ -19,8 +19,8 @@ import (
 // pause is the time between two reads of a tracer's output.
 const pause = 5 * time.Millisecond
 
-// leftTime is how long to wait for the remaining output of a tracer that has ended, if one of its children still has
-// the stream open.
+// leftTime limits the wait for the remaining output of a tracer that has ended, if one of its children still has the
+// stream open.
 const leftTime = time.Second
 
 // askTime is how long a tracer may take to print its totals on request.
@@ -37,13 +37,13 @@ const (
 type Running struct {
 	child.Process
 	tracer *Tracer
-	url    string // the address of its page of metrics
+	url    string // the address of the tracer's page of metrics
 
 	out       child.Output // its lock guards the feeds and tallies below
 	feeds     [2]feed
 	delivered *tally
 	lost      *tally        // nil: the tracer does not report losses
-	since     int64         // from its metrics: the start time of its process, in seconds since 1970; 0: unknown
+	since     int64         // start time of the process, from the tracer's metrics, in seconds since 1970; 0: unknown
 	saw       chan struct{} // closed once the tracer has written the line that shows that it is ready
 }
 
@@ -308,8 +308,8 @@ func (r *Running) scrape(ctx context.Context) error {
 	return nil
 }
 
-// Unmatched returns the number of lines on the stream of delivered events, if none of them counted as an event: then
-// the pattern may be wrong. It returns 0 if one did.
+// Unmatched returns the number of lines on the stream of delivered events if none of them counted as an event, because
+// the pattern may then be wrong. It returns 0 if a line counted, or if events are not counted by lines.
 func (r *Running) Unmatched() int64 {
 	r.out.Lock()
 	defer r.out.Unlock()

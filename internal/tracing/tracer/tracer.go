@@ -36,13 +36,12 @@ type Tracer struct {
 	Install     string         // where to get it, for people
 }
 
-// Ready is how a tracer shows that it sees every exec from now on: first, it writes a matching line on either stream;
-// then, a time passes; then, it delivers one of the execs that probe it. The tracer is ready at once if none of these
-// is set.
+// Ready describes how a tracer shows that it sees every exec from now on. The conditions are awaited in the order of
+// the fields. If no field is set, the tracer is ready at once.
 type Ready struct {
-	Pattern *regexp.Regexp
-	After   time.Duration
-	Probe   bool
+	Pattern *regexp.Regexp // the tracer writes a matching line on either stream
+	After   time.Duration  // this time passes
+	Probe   bool           // the tracer delivers one of the execs that probe it
 }
 
 // Stream is one of the outputs of a process.
@@ -57,14 +56,14 @@ const (
 // Streams are the values of Stream.
 var Streams = []string{string(Stdout), string(Stderr)}
 
-// Source is where a number of events comes from. Exactly one of Lines, Sum, JSON and Metric is set.
+// Source describes how to read a number of events. Exactly one of Lines, Sum, JSON and Metric is set.
 type Source struct {
 	Stream Stream    // for Lines, Sum and JSON; empty: both
 	Lines  *matcher  // every matching line is one event
 	Sum    *matcher  // the sum of the numbers that the first group captures
 	JSON   []string  // a path in lines of JSON to a running total; the latest counts
 	Metric *selector // a Prometheus metric: the sum of all selected samples
-	URL    string    // address of the page of metrics; only that of Tracer.Delivered is used, also for Tracer.Lost
+	URL    string    // address of the page of metrics; the URL of Tracer.Delivered is used for Tracer.Lost, too
 }
 
 // placeholders are the names that a command line may contain in braces, in the order of the documentation: those of
