@@ -88,9 +88,9 @@ func removeState(ctx context.Context, base, tree string) (left []string, err err
 	return left, removeGroups(tree)
 }
 
-// Clean removes what is left of the containers of runs that have ended, and returns the directories of their state. It
-// must be called before the processes in the runs' control groups are ended, because the runtime's delete command
-// removes more than processes.
+// Clean removes what is left of the containers of runs that have ended, and returns the directories of their state. In
+// a dry run (o.Dry), it only returns the directories. It must be called before the processes in the runs' control
+// groups are ended, because the runtime's delete command removes more than processes.
 func Clean(o kind.Owners) (removed []string, err error) {
 	var errs []error
 	entries, err := os.ReadDir(StateDir)
@@ -191,7 +191,7 @@ func readJob(dir string) (j Job, err error) {
 	return j, nil
 }
 
-// killTime is how long killed processes may take to end.
+// killTime limits the wait for killed processes to end.
 const killTime = 10 * time.Second
 
 // endInside ends the processes in the control groups that runtimes made for the containers of a tree, given the
@@ -243,7 +243,8 @@ func removeGroups(tree string) error {
 	return errors.Join(errs...)
 }
 
-// Unmount unmounts everything that is mounted below a directory in this mount namespace, and returns the mountpoints.
+// Unmount unmounts everything that is mounted below a directory in this mount namespace, and returns the mountpoints. A
+// mount that is in use is only detached from the directory.
 func Unmount(dir string) (found []string, err error) {
 	mounts, err := mount.Read("")
 	if err != nil {

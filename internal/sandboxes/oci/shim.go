@@ -41,8 +41,8 @@ func (j Job) Args(path string) []string { return []string{ShimCommand, idFlag, j
 type Job struct {
 	Container Container `json:"container"`
 
-	// Own means that the shim has a separate network namespace, which it must set up. Address is valid if a pair of
-	// virtual interfaces (package link) leads into the namespace, and is the address of the end inside.
+	// Own means that the shim has a separate network namespace, which it must set up. If a pair of virtual interfaces
+	// (package link) leads into the namespace, Address is the address of the interface inside. Otherwise it is invalid.
 	Own     bool         `json:"own_network"`
 	Address netip.Prefix `json:"address,omitzero"`
 }
@@ -53,12 +53,12 @@ type Times struct {
 	Create  int64 `json:"create_ns"`  // when the runtime's create command began
 	Created int64 `json:"created_ns"` // when the runtime's create command had ended
 	Started int64 `json:"started_ns"` // when the runtime's start command had ended
-	Told    int64 `json:"told_ns"`    // when the parent closed standard input, or sent a signal
+	Told    int64 `json:"told_ns"`    // when the parent first sent a signal, or closed standard input
 	Exited  int64 `json:"exited_ns"`  // when the container's process had ended
 	Deleted int64 `json:"deleted_ns"` // when the runtime's delete command had ended
 
-	PID    int  `json:"pid"` // the process that the runtime reports
-	Killed bool `json:"killed,omitempty"`
+	PID    int  `json:"pid"`              // the process that the runtime reports
+	Killed bool `json:"killed,omitempty"` // the shim killed the container, which did not end by itself
 
 	// OutOfMemory lists the processes that a guest's kernel killed because it was out of memory, if the runtime reports
 	// them.
@@ -104,7 +104,7 @@ func writeJSON(path string, v any) error {
 	return os.Rename(path+".new", path)
 }
 
-// endTime is how long the container may take to end after its standard input has ended.
+// endTime is the time that the container gets to end after its standard input has ended. Then the shim kills it.
 const endTime = 1500 * time.Millisecond
 
 // shim is the state of a running shim.
@@ -221,8 +221,8 @@ const (
 	stopSteps = 50
 )
 
-// saidStatus returns the container's exit status from an annotation of its state, or 0 if the runtime does not report
-// it.
+// saidStatus returns the container's exit status from an annotation of its state, once the runtime reports that the
+// container has stopped. It returns 0 if the runtime does not report the status, or does not report the stop in time.
 func (s *shim) saidStatus() int {
 	for range stopSteps {
 		var state State
@@ -340,8 +340,8 @@ func readPID(path string) (int, error) {
 // to be a running process.
 type reaper struct {
 	mu     sync.Mutex
-	known  map[int]unix.WaitStatus
-	waited map[int]chan struct{}
+	known  map[int]unix.WaitStatus // children that have ended, by pid
+	waited map[int]chan struct{}   // channels that reap closes when a child has ended, by pid
 }
 
 func newReaper() *reaper {
@@ -376,7 +376,7 @@ func (r *reaper) reap() {
 	}
 }
 
-// ended returns a channel that is closed when a child has ended.
+// ended returns a channel that is closed when a child has ended. It must be called only once for each child.
 func (r *reaper) ended(pid int) <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -68,7 +68,7 @@ func newLadder(batch time.Duration) (_ *ladder, err error) {
 			l.close()
 		}
 	}()
-	// The path of the file itself, because a path through /proc costs more, and needs capabilities.
+	// This is the path of the file itself. Opening a path through /proc would cost more, and would need capabilities.
 	if l.self, err = os.Executable(); err != nil {
 		return nil, err
 	}
@@ -181,7 +181,8 @@ const most = 1 << 20
 // processor, taking turns would leave hardly any time for the cheapest call. A batch counts if it is inside the window
 // and lasts at least half as long as it should. The first few batches of a kind are shorter: they have only a call or
 // two, whose time is distorted by the clock and a cold cache. Calls do not count as requests, because a rate over all
-// kinds has no meaning.
+// kinds has no meaning. The counts of the result are, for each kind, the median over batches of the time per call, in
+// seconds. A kind without a batch in the window has no count.
 func (l *ladder) run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -195,7 +196,7 @@ func (l *ladder) run(ctx context.Context, s role.Schedule) (*load.Result, error)
 		Generator: name, Mode: load.Outside, Seconds: float64(s.Duration) / 1e9, Errors: map[string]int64{},
 		Counts: map[string]float64{}, Histograms: map[string]string{},
 	}
-	spent := make([]int64, len(calls)) // ns by kind, in the warm-up or in the window
+	spent := make([]int64, len(calls)) // ns by kind, since the warm-up or the window began
 	open := s.Warmup == 0
 	for now := pace.Now(); now < end; {
 		if ctx.Err() != nil {
