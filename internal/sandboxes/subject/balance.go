@@ -66,8 +66,8 @@ func (h *held) add(m cgroup.Memory) bool {
 	return m.Anon.OK && m.Shmem.OK && m.Kernel.OK
 }
 
-// weighed holds the machine's memory, and the memory charged at that time to all of the trial's groups and to the
-// sandboxes'.
+// weighed holds the machine's memory, the memory charged at that time to all of the trial's groups, and the part of it
+// that is charged to the sandboxes' groups.
 type weighed struct {
 	machine        proc.Memory
 	all, sandboxes held
@@ -165,6 +165,8 @@ func balanced(before proc.Memory, own int64, w weighed) *Balance {
 	b.Taken = b.Lost - b.Kept - b.Beside - b.Neighbours
 	b.Kernel = grown(proc.Memory.Kernel) - (w.all.kernel - b.Reclaimable)
 	b.Remainder = b.Taken - b.Charged + b.Reclaimable - b.Kernel
+	// If Kernel is negative and Remainder positive, groups are charged for memory that none of the machine's counters
+	// include. That memory is removed from both terms: see Balance.Kernel.
 	if unnamed := min(-b.Kernel, b.Remainder); unnamed > 0 {
 		b.Kernel, b.Remainder = b.Kernel+unnamed, b.Remainder-unnamed
 	}
@@ -190,11 +192,11 @@ func ownAnon() int64 {
 	return int64(n)
 }
 
-// The kernel frees a trial's memory only some time after the trial's end. These determine how long to wait for that.
+// The kernel frees a trial's memory only some time after the trial's end. settledMemory waits for that in steps.
 const (
-	settleStep  = 25 * time.Millisecond
-	settleSteps = 20
-	settled     = 1 << 20 // the largest growth of free memory per step, in bytes, that counts as settled
+	settleStep  = 25 * time.Millisecond // between two readings
+	settleSteps = 20                    // maximum number of steps
+	settled     = 1 << 20               // the largest growth of free memory per step, in bytes, that counts as settled
 
 	weighing = 30 * time.Millisecond // how long before the end of the window the machine's memory is read
 )

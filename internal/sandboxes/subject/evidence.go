@@ -43,7 +43,7 @@ type Evidence struct {
 // Sandbox is one application or load, with the processes that run it.
 type Sandbox struct {
 	Name      string    `json:"name"`             // of the application or load
-	Cgroup    string    `json:"cgroup"`           // path of the group that corresponds to its pod's
+	Cgroup    string    `json:"cgroup"`           // path of the control group that stands for its pod
 	Status    string    `json:"status,omitempty"` // reported by the runtime at the end of the window
 	Times     oci.Times `json:"times"`
 	Processes []Process `json:"processes"`
@@ -59,8 +59,8 @@ type Process struct {
 	// its memory, and the group that counts its CPU time.
 	MemoryCgroup string `json:"memory_cgroup"`
 	CPUCgroup    string `json:"cpu_cgroup"`
-	// ThreadCgroups has, by group, the number of threads of a virtual machine whose CPU time is charged to groups other
-	// than CPUCgroup. With version 1 of control groups, single threads can be moved.
+	// ThreadCgroups holds, by group, the number of threads that are charged to groups other than CPUCgroup. It is set only
+	// for virtual machines. With version 1 of control groups, single threads can be moved.
 	ThreadCgroups map[string]int `json:"thread_cgroups,omitempty"`
 	CPUSeconds    *float64       `json:"cpu_seconds"` // in the window; nil if unknown
 	// CPUElsewhere is, by group, the part of CPUSeconds that is charged to groups other than CPUCgroup. A runtime of
@@ -197,7 +197,8 @@ func processesOf(groups *cgroup.Resolver, s *sandboxed, pids []int) []Process {
 }
 
 // sameMemory reports whether two processes share an address space (KCMP_VM of kcmp(2)). If that call fails, sameMemory
-// compares the components of the processes and the sizes of their memory.
+// compares the components of the processes and the sizes of their memory. A process without resident memory shares
+// none.
 func sameMemory(a, b Process) bool {
 	if a.RSS == 0 || b.RSS == 0 {
 		return false

@@ -90,7 +90,7 @@ func (j *joined) Host(app string) (string, error) {
 	}
 	if _, has := j.links[app]; !has {
 		if len(j.links) == link.MostPairs {
-			return "", fmt.Errorf("more than %d applications in sandboxes have no addresses", link.MostPairs)
+			return "", fmt.Errorf("there are addresses for at most %d applications in sandboxes", link.MostPairs)
 		}
 		j.links[app] = len(j.links)
 	}
@@ -130,8 +130,8 @@ func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
 	return err
 }
 
-// prepare makes what a sandbox needs. It returns the path of the shim's network namespace (empty if the shim uses the
-// namespace of this process) and the shim's command line.
+// prepare makes the group of a sandbox's shim, the sandbox's bundle and job, and its network. It returns the path of
+// the shim's network namespace (empty if the shim uses the namespace of this process) and the shim's command line.
 func (j *joined) prepare(ctx context.Context, s *sandboxed, l kind.Launch) (network string, argv []string, err error) {
 	if s.shim, err = j.trial.ServingGroup("shim", l.Name, nil); err != nil {
 		return "", nil, err
@@ -183,7 +183,7 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 	} else if err := j.root.Add(program); err != nil {
 		return "", err
 	}
-	for _, a := range l.Argv[1:] { // programs that a shell executes
+	for _, a := range l.Argv[1:] { // arguments may be programs, which a shell executes
 		if info, err := os.Stat(a); filepath.IsAbs(a) && err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			if err := j.root.Add(a); err != nil {
 				return "", err
@@ -236,7 +236,7 @@ func added(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(own, v) })
 }
 
-// Patience returns how long a sandbox may take until its application is ready.
+// Patience returns the time limit for an application to become ready after its sandbox was launched.
 func (j *joined) Patience() time.Duration { return j.part.Options.Duration(settingReady) }
 
 // Start starts nothing: it is called when all applications are ready, and records the time that this took.

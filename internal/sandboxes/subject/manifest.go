@@ -166,7 +166,7 @@ func needOf(t *record.Trial) (n need, e Evidence, why string) {
 		}
 	}
 	for _, w := range t.Warned() {
-		if w.Code == "out-of-memory" { // it would have used more
+		if w.Code == "out-of-memory" { // with enough memory, the sandbox would have used more
 			why = cmp.Or(why, w.Message)
 		}
 	}

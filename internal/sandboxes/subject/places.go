@@ -154,7 +154,7 @@ func (t *total) add(g *ledger.Cgroup) {
 	t.cpu = known.Sum(t.cpu, g.CPUSeconds)
 }
 
-// less subtracts what is charged to a part of the groups.
+// less subtracts what is charged to a part of the groups. No difference becomes less than 0.
 func (t *total) less(part *total) {
 	less := func(all, part *float64) *float64 {
 		return known.As(known.Sum(all, known.Minus(part)), func(v float64) float64 { return max(0, v) })

@@ -104,7 +104,8 @@ func (c *course) addResident(all []Process) {
 	}
 }
 
-// The maximum number of moments, and the minimum time between two of them.
+// The number of moments over which follow spreads its readings (it stops only after twice as many), the maximum number
+// of readings by followProcesses, and the minimum time between two moments.
 const (
 	mostMoments = 100
 	apart       = 50 * time.Millisecond
