@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// probeTime is how long a kernel may take to boot under KVM before KVM counts as not working. With hardware support
-// this takes a fraction of a second. It is not enough that /dev/kvm can be opened: some hosts provide virtual
+// probeTime limits the time that a kernel gets to boot under KVM. After that, KVM counts as not working. With hardware
+// support this takes a fraction of a second. It is not enough that /dev/kvm can be opened: some hosts provide virtual
 // processors on which a stock kernel never boots.
 const probeTime = 5 * time.Second
 

@@ -46,7 +46,8 @@ type agent struct {
 // errGone means that the virtual machine has ended.
 var errGone = errors.New("the virtual machine has ended")
 
-// newAgent waits for the first message of the guest's first process, until the deadline.
+// newAgent waits for the first message of the guest's first process, until the deadline. From then on the agent reads
+// conn, until the caller closes it.
 func newAgent(conn net.Conn, deadline time.Time) (*agent, error) {
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return nil, err
@@ -140,7 +141,7 @@ func (a *agent) request(kind uint32, body []byte) (index, errno int32, err error
 	}
 }
 
-// agentPatience is how long an answer may take. On an emulated processor, requests take milliseconds.
+// agentPatience limits the wait for an answer. On an emulated processor, requests take milliseconds.
 const agentPatience = 2 * time.Minute
 
 // run runs a plan in the guest's first process.

@@ -80,7 +80,7 @@ func (s *sandbox) planGroups(l *cgroup.Layout, others []*sandbox) error {
 			}
 			if _, err := os.Lstat(filepath.Join(h.Mount, group)); err == nil {
 				return fault.New(fault.Usage, filepath.Join(h.Mount, group),
-					"delete the container that it is of, or use another id",
+					"delete the container to which it belongs, or use another id",
 					"the control group exists already")
 			}
 			var missing []string

@@ -175,7 +175,7 @@ func depends(data []byte) ([]string, error) {
 	return nil, nil
 }
 
-// readBounded reads a file of at most max bytes.
+// readBounded reads a regular file. A file of more than max bytes is an error.
 func readBounded(path string, max int64) ([]byte, error) {
 	f, err := files.Open(path)
 	if err != nil {

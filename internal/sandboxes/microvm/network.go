@@ -51,6 +51,7 @@ func newThread() thread {
 	return t
 }
 
+// do runs a function on the thread, and returns its error.
 func (t thread) do(f func() error) error {
 	done := make(chan error)
 	t <- func() { done <- f() }
@@ -85,9 +86,9 @@ func joinNetwork(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// findLink returns the interface in this thread's network namespace that has addresses other than link-local ones, or
-// nil if there is none. Several such interfaces are an error. namespace is the inode number of that namespace, which
-// becomes the link's Namespace.
+// findLink returns the Ethernet interface in this thread's network namespace that is up and has addresses other than
+// link-local ones, or nil if there is none. Several such interfaces are an error. namespace is the inode number of that
+// network namespace, and becomes the link's Namespace.
 func findLink(namespace uint64) (*link, error) {
 	all, err := netlink.LinkList()
 	if err != nil {
@@ -243,7 +244,7 @@ func (l *link) disconnect(path string) error {
 			err = netlink.QdiscDel(q)
 		}
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) {
-			return nil // it has gone; EINVAL means that there is no such qdisc
+			return nil // the filter or qdisc has gone; EINVAL means that there is no such qdisc
 		}
 		if err != nil {
 			return fmt.Errorf("taking the filters from the interface %s: %w", l.Name, err)

@@ -15,15 +15,15 @@ import (
 // overrides an environment variable.
 type Options struct {
 	Kernel            string // path of vmlinuz-<version>; empty: the newest cloud kernel in /boot
-	Accel             string
+	Accel             string // AccelAuto, AccelKVM or AccelTCG
 	Rootfs            string // RootfsAuto, RootfsShared or RootfsPacked
 	MemoryMiB         int    // memory of the guest, in addition to the container's limit
 	CPUs              int    // virtual CPUs; 0: the container's CPU quota, rounded up, or 1 if it has none
 	SandboxCgroupOnly bool
-	CgroupRoot        string // the control group below which all groups of the sandbox are
-	OverheadParent    string // the group, below CgroupRoot, that contains the overhead groups
-	BootTimeout       time.Duration
-	KernelParams      string // added to the guest kernel's command line
+	CgroupRoot        string        // the control group below which all groups of the sandbox are
+	OverheadParent    string        // the group, below CgroupRoot, that contains the overhead groups
+	BootTimeout       time.Duration // of each attempt to boot
+	KernelParams      string        // added to the guest kernel's command line
 }
 
 // Values of Options.Rootfs: how the guest gets the container's root.
@@ -68,7 +68,7 @@ func OptionList() []Option {
 				}
 				return nil
 			}},
-		{"cgroup_root", "the control group below which all of the sandbox's are (default /)",
+		{"cgroup_root", "the control group below which all groups of the sandbox are (default /)",
 			func(o *Options, v string) error { o.CgroupRoot = v; return groupPath(v) }},
 		{"overhead_parent", "the control group for overhead groups, below the root (default /kata_overhead)",
 			func(o *Options, v string) error { o.OverheadParent = v; return groupPath(v) }},

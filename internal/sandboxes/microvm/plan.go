@@ -38,8 +38,8 @@ const (
 	stdinPort
 	stdoutPort
 	stderrPort
-	scratch
-	other
+	scratch // a file that a plan closes again at once
+	other   // a netlink socket
 )
 
 // Operations other than system calls (c/init.c).

@@ -16,6 +16,7 @@ type qmp struct {
 	in   *json.Decoder
 }
 
+// qmpPatience is the time limit of everything that a client does, from its creation on.
 const qmpPatience = 30 * time.Second
 
 func newQMP(conn net.Conn) (*qmp, error) {

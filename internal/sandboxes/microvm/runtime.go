@@ -204,7 +204,8 @@ func writePIDFile(name string, pid int) error {
 	return fault.Wrap(err, fault.Usage, "--pid-file", "", "cannot write the file with the pid")
 }
 
-// find reads the state of the sandbox with an id.
+// find reads the state of the sandbox with an id. If there is none, or if it belongs to a runtime with another root,
+// the error matches fs.ErrNotExist and has the code fault.Usage.
 func (r *Runtime) find(id string) (*sandbox, error) {
 	dir, err := dirOf(id)
 	if err != nil {
@@ -237,7 +238,7 @@ func (box *sandbox) ask(r request) error {
 	return a.err()
 }
 
-// Start starts the program of a container that has been created.
+// Start starts the program of a container that has been created, and then runs the bundle's poststart hooks.
 func (r *Runtime) Start(id string) error {
 	box, err := r.find(id)
 	if err != nil {
@@ -295,8 +296,8 @@ func ParseSignal(s string) (unix.Signal, error) {
 	return 0, fault.New(fault.Usage, s, "use a number from 1 to 64, or a name such as TERM", "no such signal")
 }
 
-// Delete removes a container that has stopped or has not been started. With force, it also removes a running container,
-// and returns no error if no container has the ID.
+// Delete removes a container that has stopped or has not been started, and then runs the bundle's poststop hooks. With
+// force, it also removes a running container, and returns no error if no container has the ID.
 func (r *Runtime) Delete(id string, force bool) error {
 	box, err := r.find(id)
 	if err != nil {
@@ -321,7 +322,7 @@ func (r *Runtime) Delete(id string, force bool) error {
 }
 
 // Wait waits until a container has ended, and returns its exit code, which is 128 plus the signal's number if a signal
-// ended the container.
+// ended the container. If the shim was killed, or the sandbox failed, Wait also returns an error of code fault.Machine.
 func (r *Runtime) Wait(id string) (int, error) {
 	box, err := r.find(id)
 	if err != nil {
@@ -427,4 +428,6 @@ func (r *Runtime) Features(ctx context.Context, o Options) (map[string]any, erro
 	return features, err
 }
 
+// ignore drops the error of a process that is expected to end. Its argument is evaluated because child.Process.Err
+// waits until the process has ended.
 func ignore(error) error { return nil }

@@ -283,7 +283,7 @@ func endTogether(fs *child.Process, v *vm) {
 	v.Kill()
 }
 
-// takeDown ends QEMU and virtiofsd, and removes the filters from the interface.
+// takeDown ends QEMU and virtiofsd, and removes their sockets and the filters on the network interface.
 func (s *shim) takeDown() (err error) {
 	if s.vm != nil {
 		s.vm.end()
@@ -363,8 +363,8 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 	})
 }
 
-// cpus returns the number of virtual CPUs: Options.CPUs or, if that is 0, the container's CPU quota, rounded up. It is
-// at most the number of this machine's CPUs.
+// cpus returns the number of virtual CPUs: Options.CPUs or, if that is 0, the container's CPU quota, rounded up, or 1
+// if it has none. It is at most the number of CPUs that are available to this process.
 func cpus(o Options, spec *specs.Spec) int {
 	n := 1
 	if r := spec.Linux.Resources; r != nil && r.CPU != nil && r.CPU.Quota != nil && *r.CPU.Quota > 0 {

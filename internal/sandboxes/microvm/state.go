@@ -144,7 +144,7 @@ func settle(read func() (*sandbox, error)) (*sandbox, error) {
 	return s, err
 }
 
-// write replaces the state on the disk.
+// write replaces the state on disk atomically.
 func (s *sandbox) write() error {
 	b, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {

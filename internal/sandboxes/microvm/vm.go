@@ -19,7 +19,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// patience is how long killed processes may take to end. Freeing a lot of memory can take seconds.
+// patience limits the wait for killed processes to end, because freeing a lot of memory can take seconds.
 const patience = 20 * time.Second
 
 // vm is a running virtual machine.
@@ -64,7 +64,7 @@ func memoryFile(name string, b []byte) (*os.File, error) {
 }
 
 // startVM starts QEMU from a thread. QEMU inherits the thread's namespaces, and dies with the thread. env is added to
-// this process's environment. startVM takes ownership of m's descriptors.
+// this process's environment. startVM sets m's sockets and initrd, and closes them and m.nic.tap once QEMU has copies.
 func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) (_ *vm, err error) {
 	v := &vm{}
 	var theirs []*os.File
@@ -124,7 +124,7 @@ func start(t thread, p *child.Process, cmd child.Command, env []string, exited f
 	return child.Start(p, cmd, child.Options{Name: filepath.Base(cmd.Argv[0]), Begin: child.On(t.do), Exited: exited})
 }
 
-// hello waits for the first message of the guest's first process.
+// hello waits for the first message of the guest's first process, at most for the duration patience, and sets v.agent.
 func (v *vm) hello(ctx context.Context, patience time.Duration) (err error) {
 	stop := context.AfterFunc(ctx, func() { _ = v.control.SetReadDeadline(time.Now()) })
 	defer stop()
@@ -140,7 +140,7 @@ func (v *vm) hello(ctx context.Context, patience time.Duration) (err error) {
 	return fmt.Errorf("the guest did not boot: %w%s", err, v.words())
 }
 
-// endGrace is how long QEMU may take to end after its ports and sockets have been closed.
+// endGrace limits the wait for QEMU to end by itself after its ports and sockets have been closed.
 const endGrace = 5 * time.Second
 
 // killed reports whether a signal ended QEMU.

@@ -98,16 +98,16 @@ struct plan {
 
 #define REGISTERS 64
 
-/* The child writes a result to the pipe to its parent: READY as the index, or where it failed. */
+/* The child writes a result to its parent, with READY as the index, or the index of the instruction that failed. */
 #define READY (-2)
 
 #define CHUNK 32764 /* with the header of 4 bytes, the most that the kernel accepts in one write to a port */
 
 /* A stream from the process. Data from its pipe waits here until the port accepts it as a frame. */
 struct outward {
-	s32 pipe, port; /* pipe is -1 once the stream has ended */
-	u32 have, sent; /* bytes in frame, and bytes of them that were sent */
-	u32 left;       /* bytes still to read of what the host says on the port, which is only ever "nobody reads" */
+	s32 pipe, port; /* pipe is -1 before the process starts, and once the stream has ended */
+	u32 have, sent; /* bytes in frame, and how many of them have been sent */
+	u32 left;       /* not used */
 	s32 done;       /* the frame of length 0, which ends the stream, was added */
 	u8 frame[4 + CHUNK];
 };
@@ -149,7 +149,7 @@ static void wait_for(s32 fd, short events)
 	sys3(SYS_poll, &p, 1, -1);
 }
 
-/* transfer reads or writes all size bytes, whether or not the descriptor blocks. */
+/* transfer reads or writes all size bytes, whether or not the descriptor blocks. It returns 0 or a negative errno. */
 static s64 transfer(s64 call, s32 fd, void *at, u64 size)
 {
 	u8 *p = at;
@@ -235,7 +235,7 @@ static s64 netlink(s64 fd, u64 message, u64 size)
 	return *(s32 *)(answer + 16);
 }
 
-/* ready tells the parent that everything is set up, and waits until it may continue. */
+/* ready reports to the parent that everything is set up, and waits until the parent lets it continue. */
 static s64 ready(struct state *s)
 {
 	struct result r = {READY, 0};
@@ -245,7 +245,7 @@ static s64 ready(struct state *s)
 	return err < 0 ? err : transfer(SYS_read, s->go, &c, 1);
 }
 
-/* run runs a plan. It returns the index of the instruction that failed, with its errno in *error, or -1 if none did. */
+/* run returns the index of the instruction that failed (0 if the plan is malformed) and sets *error, or returns -1. */
 static s32 run(struct state *s, u8 *at, u64 size, s32 *error)
 {
 	struct plan *p = (struct plan *)at;
