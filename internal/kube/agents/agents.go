@@ -244,10 +244,12 @@ func isNew(p *api.Pod) bool {
 // NotStarted reports whether the agent has neither started nor failed yet.
 func (a *Agent) NotStarted() bool { return a.Failed == notStarted }
 
-// notRunning returns the reason why the agent of a pod is not running, or "" if it is.
+// notRunning returns the reason why the agent of a pod is not running, or "" if it is. It does not judge by containers
+// that a mesh injected into the pod.
 func notRunning(p *api.Pod) string {
 	for _, s := range p.Status.ContainerStatuses {
 		switch {
+		case s.Name != container:
 		case s.State.Running != nil:
 			return ""
 		case s.State.Waiting != nil && s.State.Waiting.Reason != "" && s.State.Waiting.Reason != creating:
@@ -263,6 +265,7 @@ func notRunning(p *api.Pod) string {
 }
 
 const (
+	container  = "agent" // the agent's container in its pod, as in deploy/kubernetes
 	creating   = "ContainerCreating"
 	notStarted = "its agent has not started"
 )

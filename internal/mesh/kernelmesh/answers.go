@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
@@ -48,6 +49,9 @@ func (p *prose) mapModel() {
 			continue
 		}
 		fixed, each := m.Terms[0], m.Terms[1]
+		if factor := record.FactorName(each.Name); factor[strings.LastIndex(factor, ".")+1:] != servicesKey {
+			continue // a sweep of something else, such as endpoints
+		}
 		r := m.ValidRange[each.Name]
 		span := fmt.Sprintf("from %s to %s services", number(r[0]), number(r[1]))
 		switch {
@@ -87,7 +91,7 @@ func (p *prose) otherCounts(t *analysis.Table) {
 	span := func(xs []float64) string {
 		lo, hi := slices.Min(xs), slices.Max(xs)
 		if lo == hi {
-			return quantity.Value(lo, quantity.Bytes) + " at every number of services"
+			return quantity.Value(lo, quantity.Bytes) + " at every level"
 		}
 		return quantity.Value(lo, quantity.Bytes) + " to " + quantity.Value(hi, quantity.Bytes)
 	}

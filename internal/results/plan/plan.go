@@ -134,6 +134,8 @@ type Beyond struct {
 	Asked   float64    `json:"asked"`
 	Range   [2]float64 `json:"range"`
 	Command string     `json:"command,omitempty"` // the command that would measure it
+
+	unit string // of the levels, after a space (analysis.Summary.UnitOf)
 }
 
 // Says describes how far the level is outside of the range.
@@ -142,8 +144,8 @@ func (b Beyond) Says() string {
 	if b.Asked < b.Range[0] {
 		end, which, times = b.Range[0], "smallest", b.Range[0]/b.Asked
 	}
-	said := fmt.Sprintf("%s %s is outside of the measured %s to %s, by %s", record.FactorName(b.Factor), number(b.Asked),
-		number(b.Range[0]), number(b.Range[1]), number(math.Abs(b.Asked-end)))
+	said := fmt.Sprintf("%s %s is outside of the measured %s to %s, by %s", record.FactorName(b.Factor),
+		number(b.Asked)+b.unit, number(b.Range[0]), number(b.Range[1])+b.unit, number(math.Abs(b.Asked-end))+b.unit)
 	if times > 1 && !math.IsInf(times, 0) {
 		ratio := math.Max(b.Asked/end, 0)
 		many := fmt.Sprintf("%.3g", ratio)
@@ -575,7 +577,7 @@ func (p *Plan) beyond(u use, ask Ask) {
 		if v >= r[0] && v <= r[1] {
 			continue
 		}
-		b := Beyond{Factor: factor, Asked: v, Range: r}
+		b := Beyond{Factor: factor, Asked: v, Range: r, unit: u.source.Summary.UnitOf(factor)}
 		if slices.ContainsFunc(p.Beyond, func(o Beyond) bool { return o.Factor == factor && o.Range == r }) {
 			continue
 		}

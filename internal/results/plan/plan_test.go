@@ -111,6 +111,15 @@ func TestMake(t *testing.T) {
 	near(t, "a part of one", of.Parts[0].CPUs.Value, a.Parts[0].CPUs.Value, 1e-9)
 }
 
+// TestBeyondOfDurations: levels that are durations have their unit.
+func TestBeyondOfDurations(t *testing.T) {
+	b := Beyond{Factor: "app.delay", Asked: 2, Range: [2]float64{0.001, 0.5}, unit: " s"}
+	want := "app.delay 2 s is outside of the measured 0.001 to 0.5 s, by 1.5 s (4 times the largest level)"
+	if got := b.Says(); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // TestBeyond: levels outside of the measured range are refused, or named in the plan if Ask.Beyond allows them.
 func TestBeyond(t *testing.T) {
 	s := []comparison.Source{usual().source(t)}

@@ -64,10 +64,13 @@ func memoryFile(name string, b []byte) (*os.File, error) {
 }
 
 // startVM starts QEMU from a thread. QEMU inherits the thread's namespaces, and dies with the thread. env is added to
-// this process's environment. startVM sets m's sockets and initrd, and closes them and m.nic.tap once QEMU has copies.
+// this process's environment. startVM sets m's sockets and initrd. When it returns, they and m.nic.tap are closed.
 func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) (_ *vm, err error) {
 	v := &vm{}
 	var theirs []*os.File
+	if m.nic != nil {
+		theirs = append(theirs, m.nic.tap)
+	}
 	defer func() {
 		for _, f := range theirs {
 			_ = f.Close() // QEMU has a copy
@@ -98,9 +101,6 @@ func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) 
 		return nil, err
 	}
 	theirs = append(theirs, m.initrd)
-	if m.nic != nil {
-		theirs = append(theirs, m.nic.tap)
-	}
 	said := make(chan struct{})
 	v.began = time.Now()
 	if err = start(t, &v.Process, m.command(qemu), env, func() error { <-said; return nil }); err != nil {

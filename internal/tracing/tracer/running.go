@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -185,10 +186,14 @@ func (r *Running) probe(ctx context.Context, timeout time.Duration, probe func(c
 	}
 }
 
-// name returns the tracer's name in messages: the name of the program, or of the tare command.
+// name returns the tracer's name in messages: the name of the program, or of the tare command with its subcommands.
 func (t *Tracer) name() string {
-	if t.Self() && len(t.Argv) > 1 {
-		return "tare " + t.Argv[1]
+	if t.Self() {
+		flag := slices.IndexFunc(t.Argv, func(arg string) bool { return strings.HasPrefix(arg, "-") })
+		if flag < 0 {
+			flag = len(t.Argv)
+		}
+		return strings.Join(append([]string{"tare"}, t.Argv[1:flag]...), " ")
 	}
 	return filepath.Base(t.Argv[0])
 }
