@@ -70,8 +70,9 @@ func (p *Place) meta(name string) metav1.ObjectMeta {
 }
 
 const (
-	endWithin = 30 * time.Second
-	poll      = 200 * time.Millisecond
+	endWithin  = 30 * time.Second
+	awayWithin = 5 * time.Minute // longest wait for an API server that is away when a trial ends
+	poll       = 200 * time.Millisecond
 )
 
 // gone waits until no pod matches the selector.

@@ -2,6 +2,7 @@ package pods
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -184,6 +185,39 @@ func TestTearDown(t *testing.T) {
 		x.o.Cluster = s.cluster(t)
 		if err := x.tearDown(t.Context()); (err != nil) != (status == http.StatusForbidden) || s.deleted != deleted {
 			t.Errorf("after status %d: %v, and %d of 3 or 6 requests were accepted", status, err, s.deleted)
+		}
+	}
+}
+
+// TestTearDownInterrupted: what belongs to a trial is removed although the run was interrupted.
+func TestTearDownInterrupted(t *testing.T) {
+	x, s := underWay(t, record.Direct), &away{statuses: []int{http.StatusServiceUnavailable}}
+	x.o.Cluster = s.cluster(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := x.tearDown(ctx); err != nil || s.deleted != 5 {
+		t.Errorf("%v, and %d of 6 requests were accepted", err, s.deleted)
+	}
+}
+
+// TestWaits: the patience with a pod that is stuck counts from when it was first seen stuck, and not from the start of
+// the trial, because its image may have been pulled until then.
+func TestWaits(t *testing.T) {
+	w, begin := waits{}, time.Now()
+	for _, c := range []struct {
+		after, patience time.Duration
+		over            bool
+	}{
+		{0, stuckAfter, false}, // not scheduled
+		{10 * time.Second, startWithin, false},
+		{70 * time.Second, startWithin, false},
+		{71 * time.Second, stuckAfter, false}, // ErrImagePull, of a registry that was away for a moment
+		{90 * time.Second, stuckAfter, false},
+		{92 * time.Second, stuckAfter, true},
+		{93 * time.Second, 0, true},
+	} {
+		if got := w.over("server", c.patience, begin.Add(c.after)); got != c.over {
+			t.Errorf("after %v, with a patience of %v: %v", c.after, c.patience, got)
 		}
 	}
 }

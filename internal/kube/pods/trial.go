@@ -338,12 +338,13 @@ func (x *trial) selector() string {
 // reaches the parts.
 func (x *trial) await(ctx context.Context) error {
 	begin := time.Now()
+	waiting := waits{}
 	for {
 		list, err := x.o.Cluster.Core().Pods(x.o.Owned.Namespace).List(ctx, metav1.ListOptions{LabelSelector: x.selector()})
 		if err != nil {
 			return x.refused(err, "listing pods")
 		}
-		ready, waits := 0, ""
+		ready, reason := 0, ""
 		for i := range list.Items {
 			pod := &list.Items[i]
 			x.pods[pod.Labels[partLabel]] = pod
@@ -355,8 +356,8 @@ func (x *trial) await(ctx context.Context) error {
 				ready++
 				continue
 			}
-			waits = cmp.Or(waits, why)
-			if time.Since(begin) >= patience {
+			reason = cmp.Or(reason, why)
+			if waiting.over(pod.Labels[partLabel], patience, time.Now()) {
 				return x.broken(pod, why)
 			}
 		}
@@ -366,12 +367,28 @@ func (x *trial) await(ctx context.Context) error {
 		if time.Since(begin) > startWithin {
 			return fault.New(fault.Machine, "namespace "+x.o.Owned.Namespace, "kubectl describe pods",
 				"%d of %d pods are ready after %v: %s", ready, len(x.pods), startWithin,
-				cmp.Or(waits, "the others are being made"))
+				cmp.Or(reason, "the others are being made"))
 		}
 		if err := pace.Sleep(ctx, poll); err != nil {
 			return err
 		}
 	}
+}
+
+// waits holds when each pod, by part, was first seen in a state from which few pods recover.
+type waits map[string]time.Time
+
+// over reports whether a pod has been in such states for as long as the patience that stateOf returned. A pod that is
+// being started, for which the patience is startWithin, is not in such a state: its image may take a minute to pull.
+func (w waits) over(part string, patience time.Duration, now time.Time) bool {
+	if patience >= startWithin {
+		delete(w, part)
+		return false
+	}
+	if w[part].IsZero() {
+		w[part] = now
+	}
+	return now.Sub(w[part]) >= patience
 }
 
 func (x *trial) broken(pod *api.Pod, why string) error {
@@ -663,20 +680,33 @@ func (x *trial) results(ctx context.Context) error {
 	return nil
 }
 
-// tearDown ends the parts, removes the pods, and waits until they are gone. An API server that is away for a moment
-// does not cost a trial that has been measured.
+// tearDown ends the parts, removes the pods, and waits until they are gone. It waits for an API server that is away,
+// because pods that stay would run beside the next trials, and because the trial has been measured. If the server stays
+// away, another attempt at the trial is worthwhile.
 func (x *trial) tearDown(ctx context.Context) error {
 	for _, p := range x.all {
 		p.Close()
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
+	again := func(ctx context.Context) error {
+		err := x.remove(ctx)
+		for ofServer(err) && pace.Sleep(ctx, poll) == nil {
+			err = x.remove(ctx)
+		}
+		return err
+	}
+	away, stop := context.WithTimeout(ctx, awayWithin)
+	defer stop()
+	err := again(away)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()
-	err := x.remove(ctx)
-	for ofServer(err) && pace.Sleep(ctx, poll) == nil { // what stays would run beside the next trials
-		err = x.remove(ctx)
+	if err != nil && away.Err() != nil { // the run was interrupted, or the server is still away
+		err = again(last)
 	}
 	if err == nil {
-		err = gone(ctx, x.o.Cluster, x.o.Owned.Namespace, x.selector())
+		err = gone(last, x.o.Cluster, x.o.Owned.Namespace, x.selector())
+	}
+	if ofServer(err) {
+		x.record.Validity.Cause = ledger.Neighbour
 	}
 	return err
 }
