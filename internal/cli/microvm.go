@@ -15,6 +15,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
@@ -75,7 +76,13 @@ virtio-fs, and a shim that looks after it. See docs/microvm.md.`,
 		f.newFeatures())
 	cmd.AddCommand(&cobra.Command{
 		Use: microvm.ShimCommand, Hidden: true, DisableFlagParsing: true,
-		RunE: func(_ *cobra.Command, args []string) error { return microvm.Shim(args) },
+		RunE: func(_ *cobra.Command, args []string) error {
+			code, err := microvm.Shim(args)
+			if err != nil || code == 0 {
+				return err
+			}
+			return exitStatus(code)
+		},
 	})
 	return cmd
 }
@@ -131,6 +138,30 @@ func (f *microvmFlags) with(
 	}
 }
 
+// withContainer is with for commands whose first argument is the id of a container. If runc runs the container, runc
+// executes the command.
+func (f *microvmFlags) withContainer(
+	body func(r *microvm.Runtime, cmd *cobra.Command, args []string) error,
+) func(*cobra.Command, []string) error {
+	return f.with(func(r *microvm.Runtime, cmd *cobra.Command, args []string) error {
+		if r.ByRunc(args[0]) {
+			return f.byRunc(r, cmd, args...)
+		}
+		return body(r, cmd, args)
+	})
+}
+
+// byRunc has runc execute a command. Runc also writes its errors to the log.
+func (f *microvmFlags) byRunc(r *microvm.Runtime, cmd *cobra.Command, args ...string) error {
+	all := []string{"--log-format=" + f.logFormat}
+	if f.log != "" {
+		all = append(all, "--log="+f.log)
+	}
+	all = append(all, cmd.Name())
+	cmd.LocalNonPersistentFlags().Visit(func(flag *pflag.Flag) { all = append(all, "--"+flag.Name+"="+flag.Value.String()) })
+	return r.Runc(append(all, args...)...)
+}
+
 func (f *microvmFlags) readOptions(cmd *cobra.Command) (microvm.Options, error) {
 	set := map[string]string{}
 	for name, v := range f.options {
@@ -178,6 +209,9 @@ func (f *microvmFlags) create(cmd *cobra.Command, c *creationFlags, id string) (
 	r, err := f.runtime()
 	if err != nil {
 		return nil, err
+	}
+	if microvm.HoldsPod(c.bundle) {
+		return nil, f.byRunc(r, cmd, id)
 	}
 	o, err := f.readOptions(cmd)
 	if err != nil {
@@ -259,13 +293,13 @@ func forwardSignals(ctx context.Context, r *microvm.Runtime, id string) {
 
 func (f *microvmFlags) newStart() *cobra.Command {
 	return f.command("start ID", "start demo", "Start the program of a created container", oneID,
-		f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error { return r.Start(args[0]) }))
+		f.withContainer(func(r *microvm.Runtime, _ *cobra.Command, args []string) error { return r.Start(args[0]) }))
 }
 
 func (f *microvmFlags) newState() *cobra.Command {
 	return f.command("state ID", "state demo",
 		"Print the state of a container, as the OCI runtime specification has it", oneID,
-		f.with(func(r *microvm.Runtime, cmd *cobra.Command, args []string) error {
+		f.withContainer(func(r *microvm.Runtime, cmd *cobra.Command, args []string) error {
 			state, err := r.State(args[0])
 			if err != nil {
 				return err
@@ -284,7 +318,7 @@ func (f *microvmFlags) newKill() *cobra.Command {
 		return nil
 	}
 	cmd := f.command("kill ID [SIGNAL]", "kill demo KILL", "Send a container's first process a signal (SIGTERM)", takes,
-		f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error {
+		f.withContainer(func(r *microvm.Runtime, _ *cobra.Command, args []string) error {
 			name := "SIGTERM"
 			if len(args) == 2 {
 				name = args[1]
@@ -302,7 +336,7 @@ func (f *microvmFlags) newKill() *cobra.Command {
 func (f *microvmFlags) newDelete() *cobra.Command {
 	var force bool
 	cmd := f.command("delete ID", "delete --force demo", "Delete a container that has stopped", oneID,
-		f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error { return r.Delete(args[0], force) }))
+		f.withContainer(func(r *microvm.Runtime, _ *cobra.Command, args []string) error { return r.Delete(args[0], force) }))
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "also delete a running container; a missing one is not an error")
 	return cmd
 }

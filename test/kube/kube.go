@@ -40,6 +40,7 @@ type Options struct {
 	Emulated     int      // how many of the nodes (the last ones, never n1) are emulated machines, ready after a minute
 	Images       []string // archives of images that every node has, in addition to tare.test/web:1
 	GVisor       string   // directory with gVisor's runsc and its shim; if set, nodes have the handler runsc
+	MicroVM      string   // program with the command line of tare microvm; if set, nodes have the handler microvm
 }
 
 // Cluster is a running cluster.
@@ -136,7 +137,8 @@ func Start(o Options) (_ *Cluster, err error) {
 	c.watcher = exec.Command("unshare", "--mount", "--propagation", "private", filepath.Join(root, "test/kube/cluster"))
 	c.watcher.Env = append(os.Environ(), "NAME="+o.Name, "STATE="+c.Dir, "BIN="+c.bin,
 		fmt.Sprint("NODES=", o.Nodes), fmt.Sprint("MACHINE_NODES=", o.MachineNodes),
-		fmt.Sprint("EMULATED_NODES=", o.Emulated), "EMULATED_CMDLINE="+vm.Cmdline, "GVISOR="+o.GVisor)
+		fmt.Sprint("EMULATED_NODES=", o.Emulated), "EMULATED_CMDLINE="+vm.Cmdline, "GVISOR="+o.GVisor,
+		"MICROVM="+o.MicroVM)
 	c.watcher.Dir = "/"
 	c.watcher.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // so that Ctrl-C at the terminal does not reach it
 	c.watcher.Stderr = &c.stderr

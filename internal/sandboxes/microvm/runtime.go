@@ -41,8 +41,10 @@ func New(root string) (*Runtime, error) {
 // Creation holds the arguments of Create.
 type Creation struct {
 	ID, Bundle string
-	PIDFile    string // file to which the pid of the virtual machine is written; empty: none
-	Options    Options
+	// PIDFile is the file to which the pid of the virtual machine is written; empty: none. For a container in a pod, it is
+	// the pid of the shim, because engines wait for that process, and take its exit status for the container's.
+	PIDFile string
+	Options Options
 	// The container's streams. The shim keeps them open.
 	Stdin, Stdout, Stderr *os.File
 }
@@ -115,6 +117,9 @@ func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
 	now, err := readSandbox(dir)
 	if err != nil {
 		return err
+	}
+	if inPod(spec) != "" {
+		return writePIDFile(c.PIDFile, now.Shim.PID)
 	}
 	return writePIDFile(c.PIDFile, now.VMM.PID)
 }

@@ -88,14 +88,14 @@ type request struct {
 }
 
 // Shim runs a sandbox's shim (ShimCommand). Its arguments are -id and the id, as for Kata's shim. It returns when the
-// sandbox has ended.
-func Shim(args []string) error {
+// sandbox has ended, with the exit code of the container (see Runtime.Wait).
+func Shim(args []string) (code int, err error) {
 	if len(args) != 2 || args[0] != "-id" {
-		return fault.New(fault.Usage, ShimCommand, "", "tare calls this command itself")
+		return failedCode, fault.New(fault.Usage, ShimCommand, "", "tare calls this command itself")
 	}
 	dir, err := dirOf(args[1])
 	if err != nil {
-		return err
+		return failedCode, err
 	}
 	// The shim must survive the end of its terminal, and the end of the process that reads the container's output.
 	signal.Ignore(unix.SIGHUP)
@@ -106,12 +106,12 @@ func Shim(args []string) error {
 	f := os.NewFile(shimFD, "creator")
 	creator, err := net.FileConn(f)
 	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("the shim's socket: %w", err)
+		return failedCode, fmt.Errorf("the shim's socket: %w", err)
 	}
 	defer creator.Close()
 	s := &shim{t: newThread()}
 	if s.box, err = readSandbox(dir); err != nil {
-		return err
+		return failedCode, err
 	}
 	ctx, s.stopped = context.WithCancel(ctx)
 	defer s.stopped()
@@ -125,11 +125,11 @@ func Shim(args []string) error {
 	listener, err := s.create(creating)
 	if err != nil {
 		s.end(nil, err)
-		return json.NewEncoder(creator).Encode(answerOf(err)) // the creator reports it
+		return failedCode, json.NewEncoder(creator).Encode(answerOf(err)) // the creator reports it
 	}
 	if err := json.NewEncoder(creator).Encode(answer{}); err != nil {
 		s.end(nil, err)
-		return err
+		return failedCode, err
 	}
 	served := make(chan struct{})
 	go func() {
@@ -139,7 +139,7 @@ func Shim(args []string) error {
 	s.wait(ctx)
 	err = listener.Close()
 	<-served
-	return err
+	return *s.box.ExitCode, err
 }
 
 // set changes the sandbox's state and writes it to disk.
@@ -164,6 +164,7 @@ func (s *shim) create(ctx context.Context) (_ net.Listener, err error) {
 	if s.spec, _, err = readSpec(filepath.Join(box.dir, configName)); err != nil {
 		return nil, err
 	}
+	forPod(s.spec)
 	if s.groups, err = cgroup.Discover(cgroup.Roots{}); err != nil {
 		return nil, err
 	}
@@ -516,6 +517,9 @@ func (s *shim) connect(m *machine) (l *link, err error) {
 			return err
 		}
 		if err := l.free(); err != nil {
+			if inPod(s.spec) != "" {
+				err = errSecond(err)
+			}
 			return err
 		}
 		tap, err := l.makeTap()

@@ -28,6 +28,7 @@ func loadSpec(bundle string) (*specs.Spec, []byte, error) {
 		return nil, nil, fault.Wrap(err, fault.Usage, bundle,
 			"give the directory that contains config.json with --bundle", "cannot read the bundle")
 	}
+	forPod(spec)
 	err = check(spec, bundle)
 	return spec, b, fault.Wrap(err, fault.Usage, file, "docs/microvm.md lists what a microvm does not do",
 		"cannot run this container")
