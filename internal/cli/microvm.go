@@ -158,7 +158,12 @@ func (f *microvmFlags) byRunc(r *microvm.Runtime, cmd *cobra.Command, args ...st
 		all = append(all, "--log="+f.log)
 	}
 	all = append(all, cmd.Name())
-	cmd.LocalNonPersistentFlags().Visit(func(flag *pflag.Flag) { all = append(all, "--"+flag.Name+"="+flag.Value.String()) })
+	inherited := cmd.InheritedFlags()
+	cmd.Flags().Visit(func(flag *pflag.Flag) {
+		if inherited.Lookup(flag.Name) == nil {
+			all = append(all, "--"+flag.Name+"="+flag.Value.String())
+		}
+	})
 	return r.Runc(append(all, args...)...)
 }
 
