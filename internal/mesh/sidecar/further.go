@@ -45,7 +45,7 @@ const (
 var meshSettings = []param.Setting{
 	{Name: settingServices, Type: param.TypeCount, Default: "1", Min: 1, Max: maxServices,
 		Phrase: map[string]string{"": "with {} services", "1": "with one service"},
-		Doc:    "services of the mesh: those of the applications, the others neither called nor served"},
+		Doc:    "services of the mesh: one for each application, and others that have neither callers nor servers"},
 	{Name: settingDiscovery, Type: param.TypeWord, Default: DiscoveryPolicy,
 		Words: []string{DiscoveryPolicy, DiscoveryPermissive},
 		Phrase: map[string]string{
@@ -54,21 +54,22 @@ var meshSettings = []param.Setting{
 		Doc: "services that a proxy knows: those that it may call (`policy`), or all. Each service has an upstream, with " +
 			"mutual TLS where `mtls` says so, and, in the client's proxy, a listener at a separate loopback address"},
 	{Name: settingThen, Type: param.TypeCount, Min: 1, Max: maxServices,
-		Doc: "services left after the load, of proxies that a control plane configures; memory is then read again"},
+		Doc: "services that are left after the load, when the others are removed and memory is read again; only for " +
+			"proxies that a control plane configures"},
 	{Name: settingRules, Type: param.TypeCount, Default: "0", Max: maxRules,
 		Phrase: map[string]string{"": "with {} access rules", "1": "with one access rule", "0": "without access rules"},
 		Doc: "access rules of each application, checked by the server's proxy; each allows one identity, the last " +
 			"the client's. 0: the proxy's default"},
 	{Name: settingLife, Type: param.TypeDuration, Min: 1, Max: 86400,
 		Phrase: map[string]string{"": "with certificates that end after {}"},
-		Doc: "life of certificates, which are replaced at half of it, of proxies that a control plane configures; " +
+		Doc: "life of certificates, which are replaced at half of it; only for proxies that a control plane configures; " +
 			"1h when left out"},
 }
 
 // Rules returns the number of access rules in the options.
 func Rules(o param.Values) int { return o.Int(settingRules) }
 
-// CertificateLife returns the life of certificates in the options; 0: the control plane's default.
+// CertificateLife returns the life of certificates in the options, or 0 for the control plane's default.
 func CertificateLife(o param.Values) time.Duration { return o.Duration(settingLife) }
 
 // checkMesh refuses settings about the mesh that contradict other settings, or that the kind of proxy does not support.
@@ -109,8 +110,9 @@ func callers(n int, caller string) (all []string) {
 	return all
 }
 
-// others returns the given number of further services, as a component's proxy sees them. The port must be reserved at
-// 127.0.0.1, so that the kernel does not choose it as a free port at another address.
+// others returns count further services for a proxy of the given component. If that is Client, the proxy listens for
+// them at separate addresses and one port. The port must be reserved at 127.0.0.1, so that the kernel does not give it
+// to another process as a free port (process.Reservation). Other components ignore it.
 func others(component string, count int, port string) (all []Other) {
 	for n := range count {
 		// Proxies listen in 127.64.0.0/10, where no other process listens. Endpoints are in 198.18.0.0/15, which is reserved
@@ -128,7 +130,7 @@ func others(component string, count int, port string) (all []Other) {
 	return all
 }
 
-// know sets the further services that a proxy knows.
+// know sets p.Others, the further services that a proxy knows. Each application already has one of the mesh's services.
 func (j *joined) know(p *Place, applications int) error {
 	o := j.part.Options
 	count := o.Int(settingServices) - applications
@@ -149,8 +151,8 @@ func (j *joined) know(p *Place, applications int) error {
 	return nil
 }
 
-// settled waits until every proxy has put all of its configuration into effect. Errors name the configuration by the
-// second argument.
+// settled waits until every proxy has put all of its configuration into effect. The argument what describes the
+// configuration in errors. If the kind of proxy is not a Settler, settled does not wait.
 func (j *joined) settled(ctx context.Context, what string) error {
 	s, ok := j.proxy.(Settler)
 	if !ok {
@@ -186,7 +188,8 @@ const (
 // readingFewer is the name of the reading that a trial takes after services were removed (record.Trial.Further).
 const readingFewer = "fewer"
 
-// down removes services while the proxies run, and reads memory once the proxies have dropped them.
+// down removes services while the proxies run, as the setting then-services says, and reads all counters again once the
+// proxies have dropped them.
 func (j *joined) down(ctx context.Context) error {
 	c, ok := j.proxy.(Changer)
 	if !ok || j.part.Options[settingThen] == "" || len(j.proxies) == 0 {

@@ -45,8 +45,8 @@ func nameOf(component string) string {
 // life is the lifetime of certificates: longer than any trial.
 const life = 24 * time.Hour
 
-// newAuthority makes a separate authority for proxies that read their certificates from files. The authority's key is
-// never written to a file.
+// newAuthority makes an authority for proxies that read their certificates from files. The authority's key is never
+// written to a file. The caller must close the authority.
 func newAuthority() (*authority.Authority, error) {
 	return authority.New(authority.Options{TrustDomain: trustDomain, Life: life, Names: func(id string) []string {
 		if strings.Contains(id, "/sa/"+clientPrefix) {
@@ -65,7 +65,8 @@ func issue(a *authority.Authority, dir, id string) error {
 	return c.WriteFiles(dir)
 }
 
-// WriteTemplate makes a proxy's file from a template (text/template). Only its owner can read it.
+// WriteTemplate executes a template (text/template) and writes the result to the named file in a directory, with mode
+// 0600.
 func WriteTemplate(dir, name, text string, data any, functions template.FuncMap) error {
 	t, err := template.New(name).Funcs(functions).Parse(text)
 	if err != nil {

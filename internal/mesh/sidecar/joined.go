@@ -35,9 +35,9 @@ type joined struct {
 	pods    *redirect.Pods // nil: everything is in the host's network
 	rules   *redirect.Rules
 	files   *files.Scratch
-	held    []*process.Reservation
-	entry   map[string]string // by application: the address that loads use
-	proxies []*one            // the server's proxies before the client's
+	held    []*process.Reservation // the ports of the proxies, until Close
+	entry   map[string]string      // the address that loads connect to, by application
+	proxies []*one                 // for each application, the server's proxy before the client's
 
 	version  string
 	evidence *Evidence
@@ -76,18 +76,19 @@ type Evidence struct {
 	Proxies  []Found `json:"proxies"`
 }
 
-// Found describes one proxy at the end of the window.
+// Found describes one proxy after the end of the window.
 type Found struct {
 	Component string `json:"component"`
 	App       string `json:"app"` // the application that the proxy serves
 	Listen    string `json:"listen"`
-	// From is the address whose connections are redirected to the proxy; empty: none.
+	// From is the address that clients connect to if their connections are redirected to the proxy; otherwise empty.
 	From      string            `json:"from,omitempty"`
 	To        string            `json:"to"`
 	Command   string            `json:"command"`
 	Processes []process.Process `json:"processes"`
-	// Own holds the proxy's own counters, by the proxy's names, counted since its start: they include readiness checks and
-	// warm-up. It is nil if the proxy has no counters. No metric is computed from them.
+	// Own holds the proxy's own counters since its start, keyed by the proxy's names for them. They include readiness
+	// checks and warm-up. Own is nil if the proxy has no counters, or if they could not be read. No metric is computed
+	// from them.
 	Own map[string]float64 `json:"own"`
 	// OwnFewer holds the same counters after services were removed. It is left out if none were removed.
 	OwnFewer map[string]float64 `json:"own_fewer,omitempty"`
@@ -95,8 +96,9 @@ type Found struct {
 	Unsaid string `json:"unsaid,omitempty"`
 }
 
-// Start starts the proxies, those of the server first, and waits until a request to each application has passed
-// through them.
+// Start starts the proxies, each server's proxy before its client's, and waits until a request to each application has
+// passed through them. If the mesh has further services, Start also waits until the proxies have put all of their
+// configuration into effect.
 func (j *joined) Start(ctx context.Context) error {
 	j.entry = map[string]string{}
 	apps := j.trial.Applications()
@@ -209,7 +211,7 @@ func (j *joined) plan(app, address, program string) error {
 	return nil
 }
 
-// driven returns the proxy as a Driven; nil: no control plane configures it.
+// driven returns the proxy as a Driven, or nil if no control plane configures it.
 func (j *joined) driven() Driven {
 	d, _ := j.proxy.(Driven)
 	return d
@@ -294,7 +296,7 @@ func (j *joined) enter(p *one) (err error) {
 	return err
 }
 
-// ended returns the error for a proxy that has ended.
+// ended returns the error for a proxy that has ended unexpectedly. err is the cause, or nil if it is unknown.
 func (p *one) ended(err error) error {
 	if err == nil {
 		err = errors.New("it exited unexpectedly")
@@ -303,7 +305,8 @@ func (p *one) ended(err error) error {
 		p.place.App)}
 }
 
-// died returns the error for a proxy that has ended; nil if none has.
+// died returns the error for the first proxy found to have ended, or nil if all proxies run. The argument when says in
+// the error when it ended, such as "before it was ready".
 func (j *joined) died(when string) error {
 	for _, p := range j.proxies {
 		if p.running == nil {
@@ -318,8 +321,8 @@ func (j *joined) died(when string) error {
 	return nil
 }
 
-// Explain implements kind.Explainer. A proxy whose first process has ended explains other failures, even if its end was
-// not noticed before.
+// Explain implements kind.Explainer. If the first process of a proxy has exited, that explains other failures, so
+// Explain puts it before err.
 func (j *joined) Explain(err error) error {
 	if errors.As(err, new(death)) {
 		return err
@@ -373,7 +376,8 @@ func (j *joined) Address(app string) (string, error) {
 	return address, nil
 }
 
-// After checks that the proxies are still the processes that were started, and reads the counters of each proxy.
+// After checks that the processes of the proxies are still those that became ready, and reads the counters of each
+// proxy. It then removes services if the setting then-services is set (down).
 func (j *joined) After(ctx context.Context) error {
 	j.evidence = &Evidence{
 		Hops: Hops(j.part.Options), MTLS: MTLS(j.part.Options), Services: j.part.Options.Int(settingServices),
@@ -385,8 +389,8 @@ func (j *joined) After(ctx context.Context) error {
 	}
 	for _, p := range j.proxies {
 		if gone := p.lost(); len(gone) > 0 {
-			return j.withWords(fault.New(fault.Machine, p.place.Component, "see why it ended; the trial is not of a proxy "+
-				"that works", "%s ended during the trial", strings.Join(gone, ", ")), p.place.App)
+			return j.withWords(fault.New(fault.Machine, p.place.Component, "see why it ended; the trial did not measure "+
+				"a working proxy", "%s ended during the trial", strings.Join(gone, ", ")), p.place.App)
 		}
 		found := Found{
 			Component: p.place.Component, App: p.place.App, Listen: p.place.Listen, From: p.place.From, To: p.place.To,
@@ -405,7 +409,7 @@ func (j *joined) After(ctx context.Context) error {
 	return j.down(ctx)
 }
 
-// own returns a proxy's own counters, or nil if its kind of proxy has none.
+// own returns a proxy's own counters, or nil if its kind of proxy is not a Teller.
 func (j *joined) own(ctx context.Context, p *one) (map[string]float64, error) {
 	t, ok := j.proxy.(Teller)
 	if !ok {
@@ -416,7 +420,7 @@ func (j *joined) own(ctx context.Context, p *one) (map[string]float64, error) {
 	return t.Own(asking, p.place)
 }
 
-// Evidence returns what After found; nil if it has not run.
+// Evidence returns the *Evidence that After has collected, or nil if After has not run.
 func (j *joined) Evidence() any {
 	if j.evidence == nil {
 		return nil
@@ -430,7 +434,7 @@ const (
 	stopTime   = 5 * time.Second
 )
 
-// Close ends the proxies, and removes their files.
+// Close ends the proxies, releases their ports, and removes the redirection, the pods and the proxies' files.
 func (j *joined) Close() error {
 	var wg sync.WaitGroup
 	killed := make([]bool, len(j.proxies))
@@ -442,7 +446,7 @@ func (j *joined) Close() error {
 	wg.Wait()
 	for i, p := range j.proxies {
 		if killed[i] {
-			j.trial.Warn("proxy-killed", "%s of %s did not end in its time when it was asked to, and was killed",
+			j.trial.Warn("proxy-killed", "%s of %s did not end in time after a signal, and was killed",
 				p.place.Component, j.trial.Arm())
 		}
 	}

@@ -34,8 +34,8 @@ var metrics = []measured.Metric{{
 	},
 }}
 
-// afterwards returns the metric of hard memory, and the trial as measured after services were removed, or nil if none
-// were.
+// afterwards returns the metric of hard memory, and the trial's measurements with the ledger from after services were
+// removed. The latter is nil if no services were removed.
 func afterwards(m *measured.Measured) (hard measured.Metric, fewer *measured.Measured) {
 	l := m.Further[readingFewer]
 	hard, known := measured.Find(hardMemory)

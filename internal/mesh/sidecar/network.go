@@ -23,7 +23,7 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// networked holds the proxies of a trial in separate pods, which it makes when the first process needs them.
+// networked holds the proxies of a trial in separate pods. It makes the pods when the first process needs them.
 type networked struct {
 	*joined
 	once sync.Once
@@ -128,7 +128,7 @@ func (j *joined) from(component, address string) (string, error) {
 	}
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return "", fmt.Errorf("redirecting what is for %s: %w", address, err)
+		return "", fmt.Errorf("redirecting connections to %s: %w", address, err)
 	}
 	if component == Client {
 		at = netip.AddrPortFrom(redirect.Service, at.Port())
@@ -145,7 +145,7 @@ func (j *joined) checkPlaces(apps map[string]kind.App) error {
 		at, err := netip.ParseAddrPort(apps[name].Address)
 		if err != nil || at.Addr() != redirect.Server {
 			return fault.New(fault.Usage, j.name, "write "+settingNetwork+": "+hostNetwork+", or have it listen at the "+
-				"address that it is told", "the application %s serves at %s, which is not in its pod (%s)", name,
+				"address that it gets", "the application %s serves at %s, which is not in its pod (%s)", name,
 				apps[name].Address, redirect.Server)
 		}
 	}
@@ -190,9 +190,10 @@ func (j *joined) redirect() error {
 	return nil
 }
 
-// Asked tells a process, which runs where a load will run, how to check that traffic gets through to an application.
+// Asked configures a process that checks, from the place where a load will run, that traffic gets through to an
+// application.
 type Asked struct {
-	Over    string   `json:"over"`    // a protocol; for TCP, a connection that stays open is enough
+	Over    string   `json:"over"`    // ProtocolHTTP and so on; for TCP, a connection that stays open is enough
 	Listens []string `json:"listens"` // addresses that must accept a connection first
 }
 
@@ -203,16 +204,17 @@ const (
 )
 
 var askingSettings = []param.Setting{
-	{Name: addressKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "address that is asked"},
-	{Name: askedKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "how it is asked, JSON"},
+	{Name: addressKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "address to check, host:port"},
+	{Name: askedKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "how to check the address, JSON"},
 }
 
-// At implements kind.Sited: it returns the address, and an Asked in place of the application's ready message.
+// At implements kind.Sited for the process that checks. Its at.Ready is an Asked, not an application's ready message.
 func (Guest) At(at kind.Site) param.Values {
 	return param.Values{addressKey: at.Address, askedKey: string(at.Ready)}
 }
 
-// Play runs the process that checks. It sends its ready message once the application has answered.
+// Play runs the process that checks. It sends its ready message once traffic gets through to the application, and then
+// waits until the parent closes its end.
 func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	var asked Asked
 	if err := json.Unmarshal([]byte(o[askedKey]), &asked); err != nil {
@@ -220,7 +222,7 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	}
 	how, ok := asks[asked.Over]
 	if !ok {
-		return fmt.Errorf("nobody can ask over %q", asked.Over)
+		return fmt.Errorf("there is no check over the protocol %q", asked.Over)
 	}
 	asking := func(ctx context.Context) error {
 		// This comes first, because a packet to a proxy that does not listen yet can be lost, and would be sent again only a
@@ -247,8 +249,8 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	}
 }
 
-// until repeats asking() until it returns nil or ctx ends. In the latter case, until returns the last error that the
-// end of ctx did not cause.
+// until calls asking, every askEvery, until it returns nil or ctx ends. If ctx ends, until returns the last error from
+// before its end, or else the first error from after it.
 func until(ctx context.Context, asking func(context.Context) error) error {
 	var reason error
 	tick := time.NewTicker(askEvery)
@@ -281,7 +283,7 @@ func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 	asked := Asked{Over: j.over(app), Listens: j.listens(app)}
 	ready, err := json.Marshal(asked)
 	if err != nil {
-		return fmt.Errorf("encoding a question: %w", err)
+		return fmt.Errorf("encoding a readiness check: %w", err)
 	}
 	argv, err := kind.Command(kind.Subject, j.guest, kind.Site{Address: j.entry[app], Ready: ready})
 	if err != nil {
@@ -292,7 +294,7 @@ func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 		return err
 	}
 	argv = slices.Concat([]string{j.trial.Self()}, argv, j.part.Options.Args(j.guest.About().Settings))
-	asker, err := role.Launch("who asks for "+app, argv, begin, func(error) {})
+	asker, err := role.Launch("the readiness check of "+app, argv, begin, func(error) {})
 	if err != nil {
 		return err
 	}
@@ -324,7 +326,7 @@ func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 	return nil
 }
 
-// lacks returns the probe for the kernel features that a way needs.
+// lacks returns the probe for the kernel features that a way of redirection needs (see redirect.Ways).
 var lacks = func() func(way string) *feature.Probe {
 	probes := map[string]*feature.Probe{}
 	for _, way := range redirect.Ways {
@@ -332,8 +334,8 @@ var lacks = func() func(way string) *feature.Probe {
 		if way == redirect.Explicit {
 			name, needs = "pods", "network namespaces and pairs of virtual interfaces (CONFIG_NET_NS, CONFIG_VETH)"
 		}
-		hint := "run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN, on a kernel with these, built in or as " +
-			"modules, which it loads and keeps"
+		hint := "run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN, on a kernel that has these features built in or " +
+			"as modules (loaded modules stay loaded)"
 		if way == redirect.EBPF {
 			needs = "a mounted v2 hierarchy of control groups; " + needs
 			hint += "; " + fault.HintOf(redirect.NoHierarchy(""))

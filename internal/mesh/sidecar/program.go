@@ -14,13 +14,13 @@ import (
 	"tare/internal/lib/param"
 )
 
-// systemDirs are the directories in which Debian and others install administrators' programs, and which may be on
-// root's PATH only.
+// systemDirs are directories in which distributions such as Debian install programs for administrators. They may be on
+// the PATH of root only.
 var systemDirs = []string{"/usr/sbin", "/usr/local/sbin", "/usr/local/bin"}
 
-// Find returns the absolute path of a proxy's program. It looks on the PATH, then beside the tare binary (where "make
-// envoy" installs Envoy), and then in systemDirs. The error is of code fault.Machine if a name is not found, and of
-// code fault.Usage if a path is invalid.
+// Find returns the absolute path of a proxy's program: the value of the setting program, or else a.Program. It looks
+// for a name on the PATH, then beside the tare binary (where "make envoy" installs Envoy), and then in systemDirs. The
+// error is of code fault.Machine if a name is not found, and of code fault.Usage if a path is invalid.
 func Find(a About, o param.Values) (string, error) {
 	name := a.Program
 	given := o[settingProgram]
@@ -45,17 +45,17 @@ func Find(a About, o param.Values) (string, error) {
 
 func (g Guest) program(o param.Values) (string, error) { return Find(g.Proxy.About(), o) }
 
-// nobody is the number of the unprivileged user of most systems (Linux's overflow UID).
+// nobody is the UID of the unprivileged user on most systems (the overflow UID of the kernel).
 const nobody = 65534
 
-// unprivileged sets the user that the proxy runs as. Without root, it leaves the user of this process.
+// unprivileged sets the user and group that the proxy runs as. If this process is not root, they stay unset.
 func (p *Place) unprivileged() error {
 	if os.Geteuid() != 0 {
 		return nil
 	}
 	u, err := user.LookupId(strconv.Itoa(nobody))
 	if err != nil {
-		return fmt.Errorf("looking for a user without rights to run a proxy as: %w", err)
+		return fmt.Errorf("looking for the unprivileged user that proxies run as: %w", err)
 	}
 	g, err := user.LookupGroupId(u.Gid)
 	if err != nil {

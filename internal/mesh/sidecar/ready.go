@@ -43,15 +43,15 @@ func priorKnowledge() *http.Protocols {
 	return over
 }
 
-// asks maps the protocol of a check (see over) to the function that checks that traffic gets through.
+// asks maps the protocol of a check (see over) to a function that checks that traffic gets through to an address.
 var asks = map[string]func(ctx context.Context, address string) error{
 	ProtocolHTTP:  func(ctx context.Context, address string) error { return ask(ctx, asker, address) },
 	ProtocolHTTP2: func(ctx context.Context, address string) error { return ask(ctx, asker2, address) },
 	ProtocolGRPC:  askCall, ProtocolTCP: touch,
 }
 
-// over returns the protocol with which to check an application: that of the proxies, or HTTP if the proxies carry TCP
-// and the application speaks HTTP.
+// over returns the protocol with which to check an application: the protocol of the proxies, or HTTP/1.1 if the proxies
+// carry TCP and the application serves HTTP/1.1.
 func (j *joined) over(app string) string {
 	over := j.part.Options[settingProtocol]
 	if over == ProtocolTCP && j.speaksHTTP(app) {
@@ -85,8 +85,8 @@ func askCall(ctx context.Context, address string) error {
 // unimplemented is the gRPC status for methods that a server does not have.
 const unimplemented = "12"
 
-// ask makes a request to an address. The server behind all proxies must answer it: the statuses with which proxies
-// report failures and refuse unknown clients do not count as answers.
+// ask makes a request to an address. The server behind all proxies must answer it. Proxies report failures and refuse
+// unknown clients with statuses from 400, so those are errors. Status 404 is not, because a server may lack the path.
 func ask(ctx context.Context, client *http.Client, address string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", nil)
 	if err != nil {
@@ -169,9 +169,9 @@ func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 	return j.unreached(err, app, within)
 }
 
-// unreached returns the error for an application that no request has reached in time, with the cause.
+// unreached returns the error for an application that no request has reached in time. It wraps why.
 func (j *joined) unreached(why error, app string, within time.Duration) error {
-	return j.withWords(fault.Wrap(why, fault.Machine, j.name, "see what the proxies say, and raise "+settingReady+
+	return j.withWords(fault.Wrap(why, fault.Machine, j.name, "see what the proxies wrote, and raise "+settingReady+
 		" if this machine needs longer", "no request got through the proxies to %s within %v", app, within), app)
 }
 
@@ -199,12 +199,13 @@ func (j *joined) listens(app string) (all []string) {
 	return all
 }
 
+// speaksHTTP reports whether an application serves HTTP/1.1.
 func (j *joined) speaksHTTP(app string) bool {
 	a := j.trial.Setup().Applications[app]
 	return a != nil && slices.Contains(servedOver[ProtocolHTTP], spoken(a))
 }
 
-// withWords adds the last output of an application's proxies to an error.
+// withWords wraps an error with the last output of an application's proxies.
 func (j *joined) withWords(err error, app string) error {
 	for _, p := range j.proxies {
 		if p.place.App != app || p.running == nil {

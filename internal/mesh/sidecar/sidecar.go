@@ -1,6 +1,6 @@
-// Package sidecar contains what all subjects made of sidecar proxies share: which proxies are between a load and an
-// application, how they are started, checked for readiness, watched and ended, and what is recorded about them. A kind
-// of proxy implements only how one proxy is configured and started (Proxy).
+// Package sidecar implements subjects that consist of sidecar proxies. It places proxies between loads and
+// applications, starts them, waits until they are ready, watches and ends them, and records facts about them. A kind of
+// proxy implements only how one proxy is configured and started (Proxy). Start reading at joined.Start.
 //
 // Each proxy is a component of the subject in a separate control group, and serves one application:
 //
@@ -32,7 +32,7 @@ import (
 	"tare/internal/scale/host/feature"
 )
 
-// The components of a subject, by which records identify the proxies.
+// The names of the components of a subject. Records identify the proxies by them.
 const (
 	Client = "proxy.client" // beside the load
 	Server = "proxy.server" // beside the application
@@ -79,8 +79,9 @@ type (
 		Lacks(ctx context.Context, program string, o param.Values) error
 	}
 
-	// Changer is a Driven proxy whose control plane can replace the services while the proxies run. Change returns what
-	// Drive would return for the new services, and does not wait for the proxies.
+	// Changer is a Driven proxy whose control plane can replace the services while the proxies run. The argument control
+	// is the result of Drive or of the last Change. Change returns the new Place.Control of the proxies. It does not wait
+	// until they have the new services.
 	Changer interface {
 		Change(ctx context.Context, control any, d Drive) (any, error)
 	}
@@ -91,8 +92,8 @@ type (
 		Settled(ctx context.Context, p Place) (bool, error)
 	}
 
-	// Teller is a proxy with its own counters. Own returns them, by the proxy's names, from the proxy's start until now.
-	// They are recorded unchanged, and no metric is computed from them.
+	// Teller is a proxy that has its own counters. Own returns their values since the start of the proxy. The keys are the
+	// proxy's names for the counters. The values are recorded unchanged, and no metric is computed from them.
 	Teller interface {
 		Own(ctx context.Context, p Place) (map[string]float64, error)
 	}
@@ -134,23 +135,25 @@ type Place struct {
 	Listen, To string
 
 	// From is the address that clients connect to if their connections are redirected to the proxy. It is empty if they
-	// connect to Listen. A proxy that can find out original destinations refuses other connections. Transparent means that
-	// packets arrive with their original destination, From, so that the proxy's socket needs IP_TRANSPARENT.
+	// connect to Listen. If the proxy can read the original destination of a connection, it refuses connections to any
+	// other address. Transparent means that packets arrive with their original destination, From, so that the proxy's
+	// socket needs IP_TRANSPARENT.
 	From        string
 	Transparent bool
 
 	// Dial connects to an IP address in the proxy's network. It is nil if that is the host's network.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// AcceptTLS means that the proxy uses mutual TLS with its clients, and DialTLS that it does with the server. Its
-	// certificate and the roots are then in Dir, in the files IdentityFile and RootsFile.
+	// AcceptTLS means that the proxy uses mutual TLS with its clients, and DialTLS that it uses mutual TLS with the
+	// server. Its certificate and the roots are then in Dir, in the files IdentityFile and RootsFile, unless the proxy is
+	// Driven: a Driven proxy gets them from its control plane.
 	AcceptTLS, DialTLS bool
 	Identity           string // its SPIFFE ID
-	Peer               string // SPIFFE ID of the proxy at the other end of the TLS connections; empty: none
+	Peer               string // SPIFFE ID of the proxy at the other end of the TLS connections; empty: there is no TLS
 	PeerName           string // DNS name in that proxy's certificate
 
 	// Rules are the identities that may call the application, in the order in which every request must be checked against
-	// them. The last is the peer's. If there are none, only the peer may call.
+	// them. The last is the peer's. A proxy with AcceptTLS and without Rules admits only the peer.
 	Rules []string
 
 	// Others are the further services that the proxy knows. For a proxy with a control plane they are all further services
@@ -161,8 +164,9 @@ type Place struct {
 	Connections int    // number of connections that the proxy must be able to carry at the same time
 	Protocol    string // ProtocolHTTP and so on, on both sides
 
-	// User and Group are the names, and UID and GID the numbers, of the user and group that the proxy must run as once it
-	// has read its files. The names are empty if it runs as the user of this process.
+	// User and Group are the names, and UID and GID the numbers, of an unprivileged user and group. A proxy that can
+	// change its user runs as them once it has read its files. The names are empty, and the numbers 0, if this process
+	// does not run as root: proxies then run as the user of this process.
 	User, Group string
 	UID, GID    int
 
@@ -208,7 +212,8 @@ var commonSettings = []param.Setting{
 	{Name: settingProtocol, Type: param.TypeWord, Default: ProtocolHTTP,
 		Words:  []string{ProtocolHTTP, ProtocolHTTP2, ProtocolGRPC, ProtocolTCP},
 		Phrase: map[string]string{"http": "over HTTP/1.1", "http2": "over HTTP/2", "grpc": "over gRPC", "tcp": "over TCP"},
-		Doc:    "requests of HTTP/1.1, HTTP/2 or gRPC, over shared kept connections, or bytes of TCP"},
+		Doc: "what the proxies carry: requests of HTTP/1.1, HTTP/2 or gRPC, over connections that are kept and shared, or " +
+			"the bytes of TCP connections"},
 	{Name: settingConnections, Type: param.TypeCount, Default: "4096", Min: 1, Max: 100_000,
 		Doc: "connections that each proxy is configured for; some proxies reserve memory for them"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: hostNetwork, Words: []string{hostNetwork, podNetwork},
@@ -216,11 +221,11 @@ var commonSettings = []param.Setting{
 			"joined by a veth pair"},
 	{Name: settingRedirect, Type: param.TypeWord, Default: redirect.Explicit, Words: redirect.Ways,
 		Phrase: map[string]string{"": "redirected by {}", redirect.Explicit: "by explicit address"},
-		Doc: "how connections reach the proxies: `explicit`, addressed to them; or redirected, with `network: " +
-			"pods`: by nf_tables rules as iptables makes them, the same with transparent proxying in the " +
-			"applications' pod (`tproxy`), or eBPF programs"},
+		Doc: "how connections reach the proxies: `explicit`, clients connect to them; with `network: pods` " +
+			"also redirected by nf_tables rules like those of iptables (`iptables`), by such rules with " +
+			"transparent proxying in the applications' pod (`tproxy`), or by eBPF programs (`ebpf`)"},
 	{Name: settingReady, Type: param.TypeDuration, Default: "30s", Min: 0.1, Max: 600,
-		Doc: "most time from their start until a request passes all proxies"},
+		Doc: "maximum time from the start of the proxies until a request has passed through all of them"},
 	{Name: settingProgram, Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "the proxy's program, by path or name; its usual name when left out"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
@@ -236,7 +241,7 @@ const (
 // inPods reports whether the options put the trial into separate network namespaces.
 func inPods(o param.Values) bool { return o[settingNetwork] == podNetwork }
 
-// wayOf returns how connections reach the proxies.
+// wayOf returns the way in which connections reach the proxies (see redirect.Ways). Without proxies it is Explicit.
 func wayOf(o param.Values) string {
 	if Hops(o) == 0 {
 		return redirect.Explicit
@@ -256,7 +261,8 @@ func Settings() []param.Setting { return slices.Concat(commonSettings, meshSetti
 // Guest is a kind of proxy as a subject of experiments.
 type Guest struct{ Proxy Proxy }
 
-// spreading estimates how long a proxy that knows all services takes to get them: 1 ms for each.
+// spreading estimates how much longer a trial takes because every proxy gets the configuration of every service: 1 ms
+// for each service. It returns 0 if discovery is by policy.
 func spreading(o param.Values) time.Duration {
 	if o[settingDiscovery] != DiscoveryPermissive {
 		return 0
@@ -298,7 +304,8 @@ func (g Guest) Check(o param.Values) error {
 	return nil
 }
 
-// CheckSetup refuses applications whose protocol the proxies do not understand.
+// CheckSetup implements kind.SetupChecker. It refuses applications whose protocol the proxies do not understand, and
+// setups in which no load goes to an application.
 func (g Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	understands := part.Options[settingProtocol]
 	for name, a := range s.Applications {
@@ -306,8 +313,8 @@ func (g Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 		case speaks == "" || speaks == kind.AnyProtocol || understands == ProtocolTCP:
 		case slices.Contains(servedOver[understands], speaks):
 		default:
-			return fmt.Errorf("its proxies understand %s, and the application %s speaks %s: write protocol: %s, and they "+
-				"carry bytes", understands, name, speaks, ProtocolTCP)
+			return fmt.Errorf("its proxies understand %s, and the application %s speaks %s: write protocol: %s to have "+
+				"them carry bytes", understands, name, speaks, ProtocolTCP)
 		}
 	}
 	if len(s.Loads) > 0 && !slices.ContainsFunc(loadsOf(s), func(p *kind.Part) bool { return p.To != "" }) {
@@ -316,7 +323,7 @@ func (g Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	return nil
 }
 
-// servedOver lists, by the proxies' protocol, the protocols that the applications behind them may have. An HTTP/2
+// servedOver maps the protocol of the proxies to the protocols that the applications behind them may have. An HTTP/2
 // application also serves HTTP/1.1.
 var servedOver = map[string][]string{
 	ProtocolHTTP:  {ProtocolHTTP, "http1", "http2"},
@@ -400,7 +407,7 @@ func (g Guest) probes() []*feature.Probe {
 var sidecars = newSidecars()
 
 // newSidecars returns a probe for the kinds of proxies that every built-in experiment can use. nginx is not one of
-// them: it cannot identify callers, and does not speak HTTP/2 to servers.
+// them: it cannot identify callers, and package nginx does not configure it for HTTP/2.
 func newSidecars() *feature.Probe {
 	return feature.New(feature.Status{
 		Name: "sidecars", Needs: "the program envoy or haproxy", Lost: "experiments with sidecar proxies",

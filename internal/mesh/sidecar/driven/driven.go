@@ -34,10 +34,10 @@ type Plane struct {
 	told        map[string]Told
 }
 
-// Told holds the numbers of resources that a proxy gets from the control plane.
+// Told holds how many clusters and listeners a proxy gets from the control plane.
 type Told struct{ Clusters, Listeners int }
 
-// Told returns the number of resources of a proxy.
+// Told returns how many clusters and listeners a proxy gets.
 func (p Plane) Told(of sidecar.Place) Told { return p.told[Node(of)] }
 
 // Credentials returns the directory with the files that a proxy needs to connect to the control plane: Envoy's
@@ -53,12 +53,13 @@ func Of(p sidecar.Place) (Plane, error) {
 	return plane, nil
 }
 
-// Start starts the control plane of a mesh of the proxies. Proxies implement sidecar.Driven with it.
+// Start starts the control plane of the mesh that MeshOf returns for the proxies. Proxies implement sidecar.Driven with
+// it.
 func Start(ctx context.Context, d sidecar.Drive) (Plane, error) {
 	return StartMesh(ctx, d, MeshOf(d.Proxies))
 }
 
-// StartMesh starts the control plane of a mesh, and returns when it is ready.
+// StartMesh starts the control plane of the given mesh, and returns when it is ready. The trial ends its process.
 func StartMesh(ctx context.Context, d sidecar.Drive, c *proxyconfig.Config) (Plane, error) {
 	told, err := write(d.Dir, c)
 	if err != nil {
@@ -83,8 +84,8 @@ func StartMesh(ctx context.Context, d sidecar.Drive, c *proxyconfig.Config) (Pla
 	return Plane{credentials, told}, err
 }
 
-// Change replaces the mesh file of the control plane, which notices the change by itself. Proxies implement
-// sidecar.Changer with it.
+// Change replaces the mesh file of the control plane, which watches the file. The argument control is the Plane that
+// Start or the last Change returned. Proxies implement sidecar.Changer with it.
 func Change(control any, d sidecar.Drive) (Plane, error) {
 	p, ok := control.(Plane)
 	if !ok {
@@ -178,8 +179,8 @@ func MeshOf(places []sidecar.Place) *proxyconfig.Config {
 	return c
 }
 
-// redirected returns the address to which a proxy's clients connect. It returns nil if they connect to the proxy's
-// listener.
+// redirected returns the address to which a proxy's clients connect, keyed by the application. It returns nil if they
+// connect to the proxy's listener.
 func redirected(p sidecar.Place) map[string]proxyconfig.Redirected {
 	if p.From == "" {
 		return nil
@@ -193,4 +194,5 @@ func Node(p sidecar.Place) string { return p.Component + "-" + p.App }
 // identity returns a proxy's identity in the form that mesh files use: the account of its SPIFFE ID.
 func identity(p sidecar.Place) string { return account(p.Identity) }
 
+// account returns the last element of a SPIFFE ID.
 func account(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
