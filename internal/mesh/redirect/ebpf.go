@@ -24,9 +24,10 @@ func endOf(a netip.AddrPort) (e end) {
 	return e
 }
 
-// load loads the programs and attaches them. Those for outgoing connections are attached to the loads' control group,
-// unless t.Loads is empty; the one that tells proxies original destinations (getsockopt), to the proxies' control
-// groups; and the one for arriving packets, to the interface of the server's pod.
+// load loads the programs and attaches them. The programs for outgoing connections are attached to the control group of
+// the loads, unless t.Loads is empty. The program that answers proxies' getsockopt() with the original destination is
+// attached to the control groups of the proxies. The program for arriving packets is attached to the interface of the
+// server's pod.
 func (r *Rules) load(p *Pods, t Taking) error {
 	spec, err := loadRedirect()
 	if err != nil {
@@ -34,7 +35,8 @@ func (r *Rules) load(p *Pods, t Taking) error {
 	}
 	spec.Maps[redirectMapRdOutbound].MaxEntries = uint32(max(1, len(t.Outbound)))
 	spec.Maps[redirectMapRdInbound].MaxEntries = uint32(max(1, len(t.Inbound)))
-	// Twice the possible number of connections, because this kind of map drops elements before it is full.
+	// The map has room for twice the possible number of connections, because a map of type LRU drops elements before it
+	// is full.
 	spec.Maps[redirectMapRdOriginals].MaxEntries = uint32(2 * max(64, t.Connections) * max(1, len(t.Outbound)))
 	var loaded redirectObjects
 	if err := spec.LoadAndAssign(&loaded, nil); err != nil {
@@ -48,7 +50,7 @@ func (r *Rules) load(p *Pods, t Taking) error {
 	}{{loaded.RdOutbound, t.Outbound}, {loaded.RdInbound, t.Inbound}} {
 		for _, taken := range fill.all {
 			if err := fill.into.Put(endOf(taken.To), endOf(taken.Proxy)); err != nil {
-				return fmt.Errorf("writing what is taken: %w", err)
+				return fmt.Errorf("writing the redirected addresses: %w", err)
 			}
 		}
 	}
@@ -70,7 +72,8 @@ func (r *Rules) load(p *Pods, t Taking) error {
 	return r.attach(t.Loads, loaded.RdConnect4, ebpf.AttachCGroupInet4Connect)
 }
 
-// attach attaches a program to a control group by a link, which the kernel removes when this process ends.
+// attach attaches a program to the control group in a directory, until Close. It uses a link, which the kernel removes
+// when this process ends.
 func (r *Rules) attach(dir string, p *ebpf.Program, as ebpf.AttachType) error {
 	cgroup, err := os.Open(dir)
 	if err != nil {
@@ -87,8 +90,8 @@ func (r *Rules) attach(dir string, p *ebpf.Program, as ebpf.AttachType) error {
 	return nil
 }
 
-// classify attaches a program to the packets that arrive at a pod. The program stays attached as long as the pod's
-// interface exists.
+// classify attaches a program to the interface of a pod, for packets that arrive there. The program stays attached as
+// long as the interface exists.
 func classify(pod *link.Namespace, p *ebpf.Program) error {
 	return pod.Do(func() error {
 		inside, err := netlink.LinkByName(link.Inside)

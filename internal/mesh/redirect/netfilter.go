@@ -15,14 +15,15 @@ import (
 	"tare/internal/experiment/link"
 )
 
-// The mark of packets for transparent proxies, and the number of the routing table for them.
+// The mark of packets for transparent proxies, and the number of the routing table for marked packets. Both numbers are
+// the defaults of Istio.
 const (
 	proxyMark  = 0x539
 	proxyTable = 133
 )
 
-// outward redirects connections that a pod opens. Its nat chain is at the local output hook, as in the rules of Istio
-// and Linkerd.
+// outward redirects connections that processes of a pod open. Its nat chain is at the local output hook, as in the
+// rules of Istio and Linkerd.
 func outward(pod *link.Namespace, all []Taken) error {
 	return rules(pod, nftables.Chain{
 		Name: "output", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookOutput,
@@ -30,7 +31,7 @@ func outward(pod *link.Namespace, all []Taken) error {
 	}, all, redirected)
 }
 
-// inward redirects connections that arrive at a pod, except those between its own processes.
+// inward redirects connections that arrive at a pod from outside, but not connections between the pod's processes.
 func inward(pod *link.Namespace, all []Taken) error {
 	return rules(pod, nftables.Chain{
 		Name: "prerouting", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting,
@@ -38,8 +39,9 @@ func inward(pod *link.Namespace, all []Taken) error {
 	}, all, func(t Taken) []expr.Any { return append(arriving(), redirected(t)...) })
 }
 
-// transparent delivers packets that arrive at a pod to a proxy's socket, unchanged. Its rules mark the packets, and a
-// routing rule delivers marked packets locally, in the pod. Meshes that preserve clients' addresses need this.
+// transparent delivers packets that arrive at a pod to a proxy's socket, unchanged. Its rules mark the packets and
+// assign them to the socket, and a routing rule delivers marked packets locally, in the pod. Meshes that preserve
+// clients' addresses need this.
 func transparent(pod *link.Namespace, all []Taken) error {
 	err := rules(pod, nftables.Chain{
 		Name: "divert", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
@@ -114,7 +116,7 @@ func arriving() []expr.Any {
 	}
 }
 
-// of returns expressions that match TCP packets to t.To, and count them.
+// of returns expressions that match TCP packets to t.To, and that count the matching packets.
 func of(t Taken) []expr.Any {
 	ip := t.To.Addr().As4()
 	return []expr.Any{
@@ -129,6 +131,7 @@ func of(t Taken) []expr.Any {
 	}
 }
 
+// redirected returns the expressions of a rule that redirects connections to t.To to the port of t.Proxy on this host.
 func redirected(t Taken) []expr.Any {
 	return append(of(t),
 		&expr.Immediate{Register: register1, Data: binary.BigEndian.AppendUint16(nil, t.Proxy.Port())},
@@ -136,6 +139,7 @@ func redirected(t Taken) []expr.Any {
 	)
 }
 
+// diverted returns the expressions of a rule that marks packets to t.To, and assigns them to the socket at t.Proxy.
 func diverted(t Taken) []expr.Any {
 	ip := t.Proxy.Addr().As4()
 	return append(of(t),

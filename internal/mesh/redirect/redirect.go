@@ -7,7 +7,7 @@
 // net/core/rtnetlink.c, net/netfilter/nf_tables_api.c and net/sched). Check needs them too. They are never unloaded,
 // because other processes may have begun to use them.
 //
-// A trial has two pods: one for the loads and the proxies beside them, and one for the applications and theirs. A load
+// A trial has two pods: one for the loads and their proxies, and one for the applications and their proxies. A load
 // connects to an application's service: an address that no interface has, with the application's port.
 //
 //	load -> service:port, redirected to proxy.client -> server pod:port, redirected to proxy.server -> application
@@ -31,14 +31,15 @@ const (
 	Explicit = "explicit" // clients connect to the proxy
 	IPTables = "iptables" // REDIRECT, with nf_tables rules like those that iptables makes today
 	TPROXY   = "tproxy"   // REDIRECT for connections that leave a pod, TPROXY for those that arrive at one
-	EBPF     = "ebpf"     // at connect() in the client's pod; in the server's pod, packets are given to the proxy's socket
+	EBPF     = "ebpf"     // a new destination at connect() in one pod, packets assigned to the proxy's socket in the other
 )
 
-// Ways are all ways.
+// Ways lists all ways. The first is Explicit, which redirects nothing.
 var Ways = []string{Explicit, IPTables, TPROXY, EBPF}
 
-// Unchanged reports whether packets that arrive at a pod reach the proxy with their original destination address. Envoy
-// looks for the original address only on sockets that listen transparently.
+// Unchanged reports whether packets that arrive at a pod reach the proxy with their original destination address.
+// SO_ORIGINAL_DST then fails, because nothing tracks the connection. Envoy takes the socket's local address instead,
+// but only if the socket is transparent (Utility::getOriginalDst in Envoy's source/common/network/utility.cc).
 func Unchanged(way string) bool { return way == TPROXY || way == EBPF }
 
 // The addresses of pods are in the range for network benchmarks (RFC 2544). They exist only in the pods' network, so
@@ -56,7 +57,8 @@ var (
 // Pods holds two network namespaces that a veth pair connects.
 type Pods struct{ Client, Server *link.Namespace }
 
-// NewPods makes both pods. If the machine cannot make them, the error is of code fault.Machine.
+// NewPods makes both pods, which the caller must close. If the machine cannot make them, the error is of code
+// fault.Machine, and the pods are closed already.
 func NewPods() (p *Pods, err error) {
 	p = &Pods{}
 	defer func() {
@@ -85,7 +87,7 @@ func (p *Pods) Close() error {
 	return errors.Join(p.Client.Close(), p.Server.Close())
 }
 
-// Taken describes the connections to one address that are redirected to a proxy.
+// Taken describes a redirection: connections to the address To go to the proxy that listens at Proxy.
 type Taken struct{ To, Proxy netip.AddrPort }
 
 // Taking describes which connections are redirected, in both pods.
@@ -101,13 +103,15 @@ type Taking struct {
 	Connections int
 }
 
-// Rules holds the installed rules and programs. All of them have gone once the pods and this process have ended.
+// Rules holds the installed eBPF programs. No rule or program exists any more once the pods and this process have
+// ended.
 type Rules struct {
 	loaded *redirectObjects
 	closes []func() error
 }
 
-// Install installs the rules. If the machine cannot, the error is of code fault.Machine, and says what is missing.
+// Install installs the rules or programs in the pods. If the machine cannot redirect connections in this way, the error
+// is of code fault.Machine, and its hint names the features that may be missing.
 func (t Taking) Install(p *Pods) (r *Rules, err error) {
 	r = &Rules{}
 	switch t.Way {
@@ -123,7 +127,7 @@ func (t Taking) Install(p *Pods) (r *Rules, err error) {
 	case EBPF:
 		err = r.load(p, t)
 	default:
-		err = fmt.Errorf("there is no way %q of redirection", t.Way)
+		err = fmt.Errorf("unknown way of redirection %q", t.Way)
 	}
 	if err != nil {
 		return nil, errors.Join(explain(err, t.Way), r.Close())
@@ -142,16 +146,18 @@ var needs = map[string]string{
 }
 
 // NoHierarchy returns the error, of code fault.Machine, for a machine where no v2 hierarchy of control groups is
-// mounted, so that programs cannot be attached. Its argument names what needs the hierarchy, and may be empty.
+// mounted, so that programs cannot be attached. The argument where names the part of the experiment that needs the
+// hierarchy, and may be empty.
 func NoHierarchy(where string) error {
 	return fault.New(fault.Machine, where, cgroup.MountV2, "eBPF programs on sockets are attached to control groups "+
 		"v2, and no v2 hierarchy is mounted")
 }
 
-// Needs describes which kernel features a way needs.
+// Needs describes which kernel features a way needs, beside network namespaces. It returns "" for Explicit.
 func Needs(way string) string { return needs[way] }
 
-// explain adds to an error which features the machine may lack when the kernel refuses rules.
+// explain adds a hint to an error of installing rules or programs: the features that the kernel may lack. If err wraps a
+// *fault.Error, explain returns that unchanged.
 func explain(err error, way string) error {
 	if known, is := errors.AsType[*fault.Error](err); is {
 		return known
@@ -191,7 +197,7 @@ func check(way string, roots cgroup.Roots) (err error) {
 	return r.Close()
 }
 
-// loopback is where the proxies beside loads listen.
+// loopback is the address at which the proxies of loads listen.
 var loopback = netip.MustParseAddr("127.0.0.1")
 
 // Objects returns the eBPF programs and maps of the rules.
@@ -217,8 +223,9 @@ func (r *Rules) Objects() (o kind.Objects) {
 	return o
 }
 
-// Close detaches and unloads the eBPF programs. Netfilter rules stay as long as their pods. A second Close does
-// nothing, nor does Close of nil.
+// Close detaches the eBPF programs from the control groups, and closes all programs and maps. The program at the
+// interface of the server's pod, and netfilter rules, exist as long as their pods. A second Close does nothing. Close
+// of a nil *Rules does nothing either.
 func (r *Rules) Close() error {
 	if r == nil {
 		return nil

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
- * Redirects connections to sidecar proxies without netfilter, as meshes do that install no iptables rules: one program
- * replaces the address that an application passes to connect(), and another assigns connections that arrive at a pod to
- * the proxy's listening socket before the kernel looks one up. No packet is rewritten.
+ * Redirects connections to sidecar proxies without netfilter, like meshes that install no iptables rules. One program
+ * replaces the address that an application passes to connect(). Another assigns connections that arrive at a pod to the
+ * proxy's listening socket, before the kernel looks for a socket. No packet is rewritten.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -40,7 +40,7 @@ struct sockaddr_in {
 
 /* Where max_entries is 1, the loader sets another value. */
 
-/* Redirected connections that leave the pod: from the destination to the proxy. */
+/* Connections that leave the client's pod: maps a redirected destination to the address of the proxy. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -48,7 +48,7 @@ struct {
 	__type(value, struct end);
 } rd_outbound SEC(".maps");
 
-/* Redirected connections that arrive at the pod: from the destination to the proxy. */
+/* Connections that arrive at the server's pod: maps a redirected destination to the address of the proxy. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -56,7 +56,7 @@ struct {
 	__type(value, struct end);
 } rd_inbound SEC(".maps");
 
-/* The address to which the application connected. An element is deleted with its socket. */
+/* The address that a client passed to connect(), by its socket. The kernel deletes an element with the socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -65,8 +65,8 @@ struct {
 } rd_origins SEC(".maps");
 
 /*
- * The same, by the application's end of the connection, which is all that the proxy sees of the application. This map
- * discards its oldest elements, because nothing reports the end of a connection.
+ * The same address, by the client's end of the connection, which the proxy knows as the peer of its own socket. No
+ * program deletes elements at the end of a connection: the map discards those that were not used for the longest time.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -75,7 +75,7 @@ struct {
 	__type(value, struct end);
 } rd_originals SEC(".maps");
 
-/* Attached to connect(), because the connection is an ordinary one afterwards, without a cost per packet. */
+/* Attached to connect(): the connection goes straight to the proxy, so the redirection costs nothing per packet. */
 SEC("cgroup/connect4")
 int rd_connect4(struct bpf_sock_addr *ctx)
 {
@@ -89,7 +89,7 @@ int rd_connect4(struct bpf_sock_addr *ctx)
 		return 1;
 	origin = bpf_sk_storage_get(&rd_origins, ctx->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!origin)
-		return 0; /* the proxy would not know where to */
+		return 0; /* the proxy could not learn the destination */
 	*origin = to;
 	ctx->user_ip4 = proxy->ip;
 	ctx->user_port = proxy->port;
@@ -117,7 +117,7 @@ int rd_sockops(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-/* Answers getsockopt(SO_ORIGINAL_DST), which proxies otherwise ask of netfilter. */
+/* Answers getsockopt(SO_ORIGINAL_DST), which netfilter answers for connections that it redirects. */
 SEC("cgroup/getsockopt")
 int rd_getsockopt(struct bpf_sockopt *ctx)
 {
@@ -173,7 +173,7 @@ int rd_ingress(struct __sk_buff *skb)
 		tuple.ipv4.dport = tcp->dest;
 		sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
 		if (sk) {
-			listens = sk->state == BPF_TCP_LISTEN; /* the application's, for a SYN cookie's answer */
+			listens = sk->state == BPF_TCP_LISTEN; /* no connection yet: this may be the ACK for a SYN cookie */
 			bpf_sk_release(sk);
 			if (!listens)
 				return TC_ACT_OK;
@@ -183,7 +183,7 @@ int rd_ingress(struct __sk_buff *skb)
 	tuple.ipv4.dport = proxy->port;
 	sk = bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
 	if (!sk)
-		return TC_ACT_SHOT; /* past the proxy nobody gets to the application */
+		return TC_ACT_SHOT; /* no connection may bypass the proxy */
 	failed = bpf_sk_assign(skb, sk, 0);
 	bpf_sk_release(sk);
 	return failed ? TC_ACT_SHOT : TC_ACT_OK;
