@@ -1,5 +1,5 @@
-// Package services is an application that represents a whole mesh to a data plane: a control plane (package
-// controlplane) with generated services, whose endpoints it changes when a load asks for it. Each endpoint's address
+// Package services is an application that represents a whole mesh to a data plane. It runs a control plane (package
+// controlplane) with generated services, and changes their endpoints when a load asks for it. Each endpoint's address
 // encodes the change that added it, so a connection shows whether the data plane has made the change.
 package services
 
@@ -46,8 +46,8 @@ type Ready struct {
 	// Port is the port of every endpoint if services use TCP; a listener accepts connections there. 0 means that services
 	// use UDP, without listeners.
 	Port uint16 `json:"port,omitempty"`
-	// Addresses are the addresses of the services if the mesh is a real one, whose endpoints identify themselves (Answer).
-	// Nil: the addresses of services and endpoints are computed from their numbers.
+	// Addresses holds the address of each service if the mesh is a real one, in which endpoints identify themselves
+	// (Answer). It is nil if the addresses of services and endpoints are computed from their numbers.
 	Addresses []netip.AddrPort `json:"addresses,omitempty"`
 	// Key is the secret that clients must send before they may ask for changes. It is empty, and not needed, unless others
 	// can reach Control. Only the parent gets it, in the ready message.
@@ -61,7 +61,8 @@ type Change struct {
 	// Sent is when the response to the data plane was encoded, and about to be handed to the transport; 0 if the
 	// control plane does not report it.
 	Sent int64 `json:"sent_ns"`
-	// Accepted is how long after Set a cluster's API server had accepted the change; 0 if the change is not made there.
+	// Accepted is the time from Set until a cluster's API server had accepted the change, in nanoseconds. It is 0 if the
+	// change is not made in a cluster.
 	Accepted int64 `json:"accepted_ns,omitempty"`
 }
 
@@ -95,11 +96,12 @@ const (
 	changedEvent = "changed"
 )
 
+// ask is the content of a "change" event.
 type ask struct {
 	Service int `json:"service"` // or All
 }
 
-// tooLong is how long a change may wait until it is sent. Without a connected data plane it is never sent.
+// tooLong is the time limit for sending a change. Without a connected data plane, a change is never sent.
 const tooLong = 10 * time.Second
 
 // plane is the running mesh.
@@ -107,14 +109,15 @@ type plane struct {
 	o      Options
 	ready  Ready
 	server *controlplane.Server
-	sent   chan int64
+	sent   chan int64 // when responses with endpoints were sent (Change.Sent)
 
 	// Only the method change uses the fields below, once the mesh serves.
 	now  controlplane.Resources
 	live uint64 // bytes on the heap after the last collection
 }
 
-// Serve listens, calls ready, and serves until the context ends.
+// Serve runs the mesh: it listens, calls ready, and serves until the context ends. Until it returns, garbage of the
+// whole process is collected only before changes, or if the process uses more memory than muchGarbage.
 func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) {
 	// Garbage is collected only before changes (collect): a collection during a change would use the data plane's CPU.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
@@ -147,7 +150,7 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 		role.Says(ready, p.ready))
 }
 
-// onSent is called for every response. Changes wait for the responses with endpoints.
+// onSent is called for every response that the control plane sends. The method change waits for those with endpoints.
 func (p *plane) onSent(s controlplane.Sent) {
 	if s.TypeURL != resource.EndpointType {
 		return
@@ -174,7 +177,7 @@ func ServeChanges(ctx context.Context, l net.Listener, r Ready, most int, do mak
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		} else if err != nil {
-			return fmt.Errorf("accepting those who ask for changes: %w", err)
+			return fmt.Errorf("accepting clients that ask for changes: %w", err)
 		}
 		all.Go(func() {
 			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
@@ -194,7 +197,8 @@ const (
 	maxKey      = 1 << 10          // bytes of the message with the key
 )
 
-// admits reports whether a client has sent the key, or none is needed. conn reads from said, whose limit admits sets.
+// admits waits for the client's key, and reports whether it is right. If no key is needed, admits returns true at once.
+// conn reads from said. Until the client has sent the right key, admits limits what can be read.
 func (c *changes) admits(client net.Conn, conn *role.Conn, said *io.LimitedReader) bool {
 	if c.key == "" {
 		return true
@@ -209,17 +213,19 @@ func (c *changes) admits(client net.Conn, conn *role.Conn, said *io.LimitedReade
 	return client.SetReadDeadline(time.Time{}) == nil
 }
 
-// changes makes the changes of a mesh.
+// changes makes the changes that the clients of a mesh ask for.
 type changes struct {
 	mesh Ready
-	key  string // that clients must have; empty: none
-	most int
+	key  string // the key that clients must send; empty: no key is needed
+	most int    // changes have numbers from 1 to most
 	do   makeChange
 
-	mu     sync.Mutex // one change at a time
-	number int        // of the last change; the initial state counts as one
+	mu     sync.Mutex // held during a change, so that changes do not overlap
+	number int        // the number of the last change; the initial state has number 1
 }
 
+// makeChange makes a change with the given number: it replaces the endpoints of each of the services, which are counted
+// from 0. The number of the returned Change is not used.
 type makeChange func(ctx context.Context, number int, services []int) (Change, error)
 
 // talk makes the changes that a client asks for, until it disconnects.
@@ -265,7 +271,7 @@ func (c *changes) one(ctx context.Context, service int) (Change, error) {
 	return made, err
 }
 
-// change makes one change, and waits until the control plane has sent it.
+// change makes one change, and waits until the control plane has sent a response with endpoints.
 func (p *plane) change(ctx context.Context, number int, services []int) (c Change, err error) {
 	p.collect(enoughGarbage)
 	next := p.now
@@ -289,19 +295,19 @@ func (p *plane) change(ctx context.Context, number int, services []int) (c Chang
 	case <-ctx.Done():
 		return c, ctx.Err()
 	case <-timer.C:
-		return c, fault.New(fault.Machine, "", "start one that asks for its configuration here",
-			"change %d was sent to no data plane in %v", number, tooLong)
+		return c, fault.New(fault.Machine, "", "start a data plane that gets its configuration here",
+			"change %d was not sent to any data plane within %v", number, tooLong)
 	}
 }
 
-// enoughGarbage is how much garbage may accumulate before a collection, in bytes.
+// enoughGarbage is the amount of garbage, in bytes, from which it is collected before a change.
 const enoughGarbage = 64 << 20
 
 // muchGarbage is the memory of the process, in bytes, above which garbage is collected at any time.
 const muchGarbage = 2 << 30
 
-// collect collects garbage if enough bytes of it have accumulated. It runs before a change, because the data plane
-// works after the change.
+// collect collects garbage if at least enough bytes of it have accumulated. It runs before a change, because the data
+// plane works after the change.
 func (p *plane) collect(enough uint64) {
 	var m runtime.MemStats
 	if runtime.ReadMemStats(&m); m.HeapAlloc < p.live+enough {
@@ -320,11 +326,11 @@ type Client struct {
 	role *role.Conn
 }
 
-// Dial connects to a mesh at its Ready.Control, with its Ready.Key.
+// Dial connects to a mesh at its Ready.Control, with its Ready.Key. The caller must close the client.
 func Dial(ctx context.Context, address, key string) (*Client, error) {
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, address, "start one: 'tare app mesh' says where",
+		return nil, fault.Wrap(err, fault.Usage, address, "start one with 'tare app mesh', which prints the address",
 			"there is no mesh to ask for changes")
 	}
 	m := &Client{conn: c, role: role.NewConn(c, c)}
@@ -343,10 +349,11 @@ func Dial(ctx context.Context, address, key string) (*Client, error) {
 // Close disconnects.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Ask asks for a change of one service, or of All. Changed returns the answer.
+// Ask asks for a change of one service, or of All. It does not wait for the answer, which Changed returns.
 func (c *Client) Ask(service int) error { return c.role.Send(changeEvent, ask{service}) }
 
-// Refused returns the error with which the mesh answers Ask, or nil if no such answer comes within the given time.
+// Refused returns the error with which the mesh answers Ask, or nil if no such answer comes within the given time. The
+// client cannot be used after Refused, because its read deadline has passed.
 func (c *Client) Refused(within time.Duration) error {
 	if err := c.conn.SetReadDeadline(time.Now().Add(within)); err != nil {
 		return err
@@ -357,7 +364,7 @@ func (c *Client) Refused(within time.Duration) error {
 	return nil
 }
 
-// Changed waits for the answer to Ask.
+// Changed waits for the answer to Ask. If the mesh could not make the change, it returns the mesh's error.
 func (c *Client) Changed() (made Change, err error) {
 	err = c.role.Expect(changedEvent, &made, nil)
 	return made, err

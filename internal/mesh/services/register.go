@@ -11,7 +11,7 @@ import (
 	"tare/internal/lib/quantity"
 )
 
-// Protocol is the application's protocol: xDS for data planes, and changes for loads.
+// Protocol is the name of the application's protocol: data planes use xDS, and loads ask for changes (Client).
 const Protocol = "mesh"
 
 func init() { kind.Register(kind.Application, guest{}) }
@@ -23,7 +23,7 @@ type guest struct{}
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "mesh",
-		Summary: "a whole mesh: a control plane (xDS) with services made up, which changes their endpoints " +
+		Summary: "a whole mesh: a control plane (xDS) with generated services, which changes their endpoints " +
 			"when a load of kind `push` asks for it",
 		Settings: Settings,
 		Protocol: Protocol,

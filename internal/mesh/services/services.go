@@ -15,7 +15,7 @@ import (
 	"tare/internal/mesh/controlplane"
 )
 
-// Limits of the mesh, set by the range of endpoints' addresses.
+// Limits of the mesh. They follow from the number of addresses and ports that encode endpoints (endpoint).
 const (
 	MaxServices  = 65_000
 	MaxEndpoints = 1 << endpointBits // of one service
@@ -23,6 +23,7 @@ const (
 	Changes = 1<<(24-endpointBits) - 2
 )
 
+// endpointBits is the number of low bits of an address that hold the endpoint's number.
 const endpointBits = 7
 
 // DefaultEndpoints is the default number of endpoints of each service.
@@ -40,8 +41,8 @@ func endpoint(service, change, i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(v >> 16), byte(v >> 8), byte(v)}), uint16(1+service))
 }
 
-// ChangeOf returns the service to which an endpoint belongs, and the change that added it. It returns false for any
-// other address.
+// ChangeOf returns the service to which an endpoint belongs, and the change that added it. It returns false for an
+// address outside 127.0.0.0/8 and for port 0, and does not check that the mesh has the service.
 func ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	if !a.Addr().Is4() || a.Addr().As4()[0] != 127 || a.Port() == 0 {
 		return 0, 0, false
@@ -50,9 +51,9 @@ func ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	return int(a.Port()) - 1, (int(ip[1])<<16 | int(ip[2])<<8 | int(ip[3])) >> endpointBits, true
 }
 
-// addresses is how many addresses the endpoints of TCP services can have. All of these endpoints share one port,
-// because something must listen there, so their addresses encode the service as well as the change. The encoded number
-// is at least 1 and at most this constant, so that no address is 127.0.0.0 or 127.255.255.255.
+// addresses is the number of addresses that endpoints of TCP services can have. All of these endpoints share one port,
+// so that one socket can listen for all of them. Their addresses therefore encode the service as well as the change.
+// The encoded number is at least 1 and at most this constant, so that no address is 127.0.0.0 or 127.255.255.255.
 const addresses = 1<<24 - 2
 
 // servicePort is the port of services.
@@ -88,7 +89,7 @@ func (r Ready) Endpoint(service, change, i int) netip.AddrPort {
 }
 
 // ChangeOf returns the service to which an endpoint of this mesh belongs, and the change that added it. It returns
-// false for any other address.
+// false for any other address, except as the function ChangeOf does if Port is 0.
 func (r Ready) ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
 	if r.Port == 0 {
 		return ChangeOf(a)
@@ -110,8 +111,8 @@ func nameOf(i int) string {
 	return fmt.Sprintf("outbound|80||service-%05d.default.svc.cluster.local", i)
 }
 
-// resources returns all services as of the first change. They use UDP, whose connect() sends no packet: a client can
-// connect, and learn the chosen endpoint, without a server.
+// resources returns all services in their initial state, which counts as change 1. They use UDP, whose connect() sends
+// no packet: a client can connect, and learn the chosen endpoint, without a server.
 func resources(services, endpoints int) (r controlplane.Resources, err error) {
 	ads := &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3,
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
@@ -121,7 +122,7 @@ func resources(services, endpoints int) (r controlplane.Resources, err error) {
 			Name: name, ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 			EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads},
 		})
-		//nolint:staticcheck // deprecated: still the short way that many use
+		//nolint:staticcheck // deprecated, but shorter than a matcher, and in wide use
 		proxy, err := anypb.New(&udpproxyv3.UdpProxyConfig{StatPrefix: name,
 			RouteSpecifier: &udpproxyv3.UdpProxyConfig_Cluster{Cluster: name}})
 		if err != nil {
@@ -156,7 +157,7 @@ func assignment(service, change, endpoints int) *endpointv3.ClusterLoadAssignmen
 		all = within(all, 2, one)
 	}
 	m := &endpointv3.ClusterLoadAssignment{ClusterName: nameOf(service)}
-	m.ProtoReflect().SetUnknown(within(nil, 2, all)) // is encoded unchanged
+	m.ProtoReflect().SetUnknown(within(nil, 2, all)) // marshaling copies unknown fields as they are
 	return m
 }
 
