@@ -20,7 +20,7 @@ type Service struct {
 // Host returns the host name by which callers and other objects refer to the service.
 func (s Service) Host() string { return s.Name + ".mesh.test" }
 
-// Scope returns the Sidecar object that limits the proxies of a namespace to some services.
+// Scope returns the Sidecar object with which the proxies of a namespace get the given services only.
 func Scope(namespace string, services ...Service) Object {
 	hosts := []string{}
 	for _, s := range services {
@@ -29,6 +29,7 @@ func Scope(namespace string, services ...Service) Object {
 	return objectOf("Sidecar", namespace, "scope", object{"egress": []object{{"hosts": hosts}}})
 }
 
+// objectOf returns an object with the given spec.
 func objectOf(kind, namespace, name string, spec object) Object {
 	text, err := json.Marshal(spec)
 	if err != nil {

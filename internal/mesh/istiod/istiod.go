@@ -30,21 +30,22 @@ type Options struct {
 	Mesh   string // mesh configuration (MeshConfig as YAML); empty: Istio's defaults
 	Log    io.Writer
 
-	// Objects, unless nil, makes istiod get its configuration from the Kubernetes API instead of files, as in a cluster,
-	// so that it notices a change at once rather than after 250 ms. These are the initial objects, to which PutObjects
-	// adds; the list may be empty.
+	// Objects are the initial objects in the Kubernetes API, to which PutObjects adds. Unless Objects is nil, istiod gets
+	// its configuration from the API instead of files, as in a cluster, so that it notices a change at once rather than
+	// after 250 ms. The list may be empty.
 	Objects []Object
-	// Environment are further variables, as NAME=VALUE, which override others of the same names.
+	// Environment holds further environment variables, as NAME=VALUE. They override those that Start sets, except HOME
+	// and TMPDIR.
 	Environment []string
 }
 
-// Istiod is a running istiod. Unless Options.Objects was set, its configuration is in Dir: rename files into Dir, so
-// that istiod never reads an incomplete file.
+// Istiod is a running istiod. Unless Options.Objects was set, it reads its configuration from files in Dir. Create
+// files elsewhere and rename them into Dir, so that istiod never reads an incomplete file.
 type Istiod struct {
 	XDS  string // host:port of aggregated discovery, without TLS
 	Dir  string // directory of the configuration
 	PID  int
-	HTTP string // host:port of its debug pages
+	HTTP string // host:port of its readiness and debug pages, without TLS
 
 	process child.Process
 	scratch *files.Scratch
@@ -52,7 +53,7 @@ type Istiod struct {
 	close   sync.Once
 }
 
-// Version is the release that 'make istiod' builds. Proxies name a release in their metadata.
+// Version is the release of Istio that 'make istiod' builds. Proxies put it into their metadata (NodeOf).
 const Version = "1.31.1"
 
 // variable is the environment variable that names the binary.
@@ -86,7 +87,7 @@ const name = "pilot-discovery"
 const readyTimeout = 90 * time.Second
 
 // Start starts an istiod, which listens on the loopback interface only, and returns when it serves. The istiod runs
-// until Close, and is killed when this process ends.
+// until Close. If this process ends first, the kernel kills the istiod.
 func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	if o.Binary == "" {
 		if o.Binary, err = Find(); err != nil {
@@ -146,8 +147,8 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	return i, i.ready(ctx)
 }
 
-// environment turns off the features that need more than configuration: certificates, and the exchange of metadata
-// between proxies.
+// environment turns off features that need more than a configuration: issuing certificates, and the exchange of
+// metadata between proxies.
 var environment = []string{
 	"PILOT_CERT_PROVIDER=none", "ENABLE_CA_SERVER=false", "PILOT_ENABLE_METADATA_EXCHANGE=false",
 	"POD_NAMESPACE=" + namespace, "POD_NAME=istiod-tare", "CLUSTER_ID=tare",
@@ -202,10 +203,11 @@ func (i *Istiod) Watch(ctx context.Context) error {
 	}
 }
 
-// Tail returns istiod's last output.
+// Tail returns the end of istiod's output, for error messages.
 func (i *Istiod) Tail() string { return i.process.Tail() }
 
-// PutObjects adds objects, or replaces those of the same names. istiod gets the change at once.
+// PutObjects adds objects to the Kubernetes API, or replaces those of the same kinds and names. istiod gets the change
+// at once if Options.Objects was set, and otherwise ignores it.
 func (i *Istiod) PutObjects(objects ...Object) { i.api.put(objects...) }
 
 // endTimeout is how long istiod may take to end after SIGTERM before it is killed.

@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// kubernetes is the API of a cluster that contains only Objects and the definitions of their kinds: every other list is
-// empty, every other watch silent, every other object missing. It accepts writes and discards them. istiod asks for the
-// objects of a cluster even if its services come from files.
+// kubernetes serves the API of a cluster that contains only Objects and the definitions of their kinds: every other
+// list is empty, every other watch silent, every other object missing. It accepts writes and discards them. istiod
+// needs such an API even if its services come from files.
 type kubernetes struct {
 	server *http.Server
 	at     string // host:port
@@ -24,7 +24,7 @@ type kubernetes struct {
 	close  sync.Once
 
 	mu      sync.Mutex
-	version int64 // of the latest change
+	version int64 // the resource version of the latest change
 	objects map[objectKey]stored
 	changed chan struct{} // closed at the next change
 }
@@ -36,12 +36,13 @@ type Object struct {
 	Spec            []byte // JSON
 }
 
-// objectKey identifies an object. Like paths, it has the plural of the object's kind.
+// objectKey identifies an object. It contains the plural of the object's kind, as paths of the API do.
 type objectKey struct{ plural, namespace, name string }
 
-// plurals maps the supported kinds of objects, all of which are in Istio's API group for networking, to their plurals.
+// plurals maps the supported kinds of objects to their plurals. All kinds are in Istio's API group for networking.
 var plurals = map[string]string{"ServiceEntry": "serviceentries", "Sidecar": "sidecars"}
 
+// kindOf returns the kind with the given plural, or "" if it is not a supported kind.
 func kindOf(plural string) string {
 	for kind, p := range plurals {
 		if p == plural {
@@ -51,13 +52,13 @@ func kindOf(plural string) string {
 	return ""
 }
 
-// stored is an object with its version.
+// stored is an object as JSON, with the version of its latest change.
 type stored struct {
 	version int64
 	json    []byte
 }
 
-// The paths of the objects, and of the definitions that tell istiod that their kinds exist.
+// The paths of the objects, and of the CustomResourceDefinitions from which istiod learns that their kinds exist.
 const (
 	group       = "networking.istio.io"
 	groupPath   = "/apis/" + group + "/v1/"
@@ -79,8 +80,8 @@ func (k *kubernetes) put(objects ...Object) {
 	k.changed = make(chan struct{})
 }
 
-// since returns the objects of a kind that are newer than a version (oldest first), the current version, and a channel
-// that is closed at the next change.
+// since returns the objects of a kind that have changed after a version, by the time of their change, the current
+// version, and a channel that is closed at the next change.
 func (k *kubernetes) since(plural string, version int64) (list []stored, now int64, changed <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -104,7 +105,8 @@ func (k *kubernetes) list(w http.ResponseWriter, plural string) {
 		"metadata": object{"resourceVersion": strconv.FormatInt(version, 10)}, "items": items})
 }
 
-// watch sends each object of a kind that is newer than a version, until the client has gone.
+// watch sends the objects of a kind that have changed after a version, and then each further change, until the client
+// has gone.
 func (k *kubernetes) watch(w http.ResponseWriter, r *http.Request, plural string, version int64) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
@@ -133,11 +135,11 @@ var groups = []string{
 	"networking.k8s.io/v1", "policy/v1",
 }
 
-// newKubernetes serves at a free port of the loopback interface.
+// newKubernetes starts to serve, without TLS, at a free port of 127.0.0.1. The caller must close the result.
 func newKubernetes() (*kubernetes, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return nil, fmt.Errorf("listening for istiod's questions: %w", err)
+		return nil, fmt.Errorf("listening for istiod's requests: %w", err)
 	}
 	k := &kubernetes{at: l.Addr().String(), ended: make(chan error, 1), version: 1, objects: map[objectKey]stored{},
 		changed: make(chan struct{})}
@@ -146,7 +148,7 @@ func newKubernetes() (*kubernetes, error) {
 	return k, nil
 }
 
-// Close ends every watch, and waits for the server.
+// Close stops listening, and closes all connections, which ends every watch. A second Close does nothing.
 func (k *kubernetes) Close() error {
 	err := error(nil)
 	k.close.Do(func() {
@@ -160,7 +162,7 @@ func (k *kubernetes) Close() error {
 
 type object = map[string]any
 
-// answer implements the whole API.
+// answer serves all requests.
 func (k *kubernetes) answer(w http.ResponseWriter, r *http.Request) {
 	defer r.Body.Close()
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
@@ -234,6 +236,7 @@ func apiGroups() (all []object) {
 	return all
 }
 
+// missing answers that there is no object at the requested path.
 func missing(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusNotFound, status("NotFound", 404, r.URL.Path+" not found"))
 }

@@ -27,7 +27,7 @@ type made struct {
 	all     net.Listener // for connections to endpoints
 }
 
-// startMesh starts a mesh, which runs until Close.
+// startMesh starts a mesh with count generated services and with others, which do not change. It runs until Close.
 func startMesh(
 	ctx context.Context, count, endpoints int, debounce time.Duration, others []Service,
 ) (_ *made, err error) {
@@ -78,8 +78,8 @@ func listenAll(ctx context.Context) (net.Listener, error) {
 
 func entryName(service int) string { return fmt.Sprintf("service-%05d", service) }
 
-// Debounced returns the environment of an istiod that waits for more changes before it pushes one: until none has come
-// for the given time, but at most 10 s. Istio's default is 100 ms.
+// Debounced returns the environment of an istiod that does not push a change until no other change has come for the
+// given time, but waits at most 10 s. Istio's default is 100 ms. The istiod does not support the Gateway API.
 func Debounced(after time.Duration) []string {
 	return []string{"PILOT_DEBOUNCE_AFTER=" + after.String(), "PILOT_DEBOUNCE_MAX=10s", "PILOT_ENABLE_EDS_DEBOUNCE=true",
 		"PILOT_ENABLE_GATEWAY_API=false"}
@@ -124,7 +124,7 @@ func (m *made) serve(ctx context.Context) error {
 		}, m.istiod.Watch)
 }
 
-// accept accepts connections to endpoints, and closes them: clients only look at the peer's address.
+// accept accepts connections to endpoints and closes them at once, because clients need only the address of the peer.
 func (m *made) accept() error {
 	for {
 		c, err := m.all.Accept()
@@ -140,7 +140,7 @@ func (m *made) accept() error {
 	}
 }
 
-// Close ends everything that was started.
+// Close ends the istiod, and closes the listeners.
 func (m *made) Close() (err error) {
 	for _, l := range []net.Listener{m.all, m.control} {
 		if l != nil {
