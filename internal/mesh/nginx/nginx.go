@@ -31,8 +31,9 @@ func (proxy) About() sidecar.About {
 
 var version = text.LazyRegexp(`(?m)^nginx version: nginx/(\S+)`)
 
-// Check rejects options that nginx cannot fulfil: it speaks HTTP/1.1 to servers, and HTTP/2 only for gRPC, with
-// another module.
+// Check implements sidecar.Checker. It rejects HTTP/2 and gRPC, because the configuration uses only
+// ngx_http_proxy_module, which speaks HTTP/1.1 to servers (HTTP/2 too, since nginx 1.29.4). It also rejects access
+// rules.
 func (proxy) Check(o param.Values) error {
 	if p := sidecar.ProtocolOf(o); sidecar.OverHTTP2(p) {
 		return fmt.Errorf("nginx does not speak %s to servers: set its protocol to %s, or leave it out", p,
@@ -49,7 +50,8 @@ var (
 	modulesOption = text.LazyRegexp(`--modules-path=(\S+)`)
 )
 
-// streamModule returns the path of the module that proxies TCP; it is empty if the module is built into the program.
+// streamModule returns the path of the module that proxies TCP, or "" if the module is built into the program. If there
+// is no module, the error is of code fault.Machine.
 func streamModule(ctx context.Context, program string) (path string, err error) {
 	built := process.Printed(ctx, program, "-V")
 	stream := streamOption().FindStringSubmatch(built)
@@ -89,8 +91,8 @@ func (proxy) Lacks(ctx context.Context, program string, o param.Values) error {
 	return err
 }
 
-// Takes implements sidecar.Redirectable. nginx does not ask for the original destination of a redirected connection;
-// it uses its configuration.
+// Takes implements sidecar.Redirectable. All ways but tproxy work without support by nginx, which does not ask for the
+// original destination of a connection: it forwards every connection to the server in its configuration.
 func (proxy) Takes(way string) error {
 	if way == redirect.TPROXY {
 		return errors.New("nginx cannot open a socket that listens transparently (IP_TRANSPARENT): write " +
@@ -99,14 +101,14 @@ func (proxy) Takes(way string) error {
 	return nil
 }
 
-// The files in a proxy's directory, in addition to those of its certificate. The directory is nginx's prefix, so the
-// configuration contains no path to it.
+// The files in a proxy's directory, in addition to the files of its certificate. The directory is nginx's prefix, so
+// file names in the configuration are relative to it.
 const (
 	configFile = "nginx.conf"
 	statusFile = "status.sock"
 )
 
-// configuration is a template that is executed with a config.
+// configuration is the template of nginx's configuration. Its data is a config.
 //
 //go:embed nginx.conf.tmpl
 var configuration string
@@ -129,21 +131,22 @@ func (proxy) Command(p sidecar.Place) (process.Command, error) {
 type config struct {
 	sidecar.Place
 	Module   string // path of the module that proxies TCP; empty: no module has to be loaded
-	Sockets  int    // maximum connections of each worker
+	Sockets  int    // maximum connections of each worker, with clients and servers together
 	Files    int    // maximum open files of each worker
 	Services []service
 }
 
-// service is a service of the mesh. nginx accepts connections to it at Listen, and forwards them to To. If Listen is
-// empty, nginx accepts none.
+// service is a service of the mesh. nginx accepts connections to the service at Listen, and forwards them to To. If
+// Listen is empty, nginx accepts none.
 type service struct {
 	Name, Listen, To string
-	Keep             int // idle connections to it, for which nginx allocates memory
+	Keep             int // maximum idle connections of a worker to the service; nginx allocates memory for each
 }
 
-// otherConnections is the maximum number of idle connections to a service without callers.
+// otherConnections limits service.Keep of services without callers.
 const otherConnections = 64
 
+// configOf returns the data of the configuration template for a proxy.
 func configOf(ctx context.Context, p sidecar.Place) (c config, err error) {
 	c.Place = p
 	if p.Protocol == sidecar.ProtocolTCP {
@@ -151,7 +154,7 @@ func configOf(ctx context.Context, p sidecar.Place) (c config, err error) {
 			return c, err
 		}
 	}
-	// Each proxied connection takes two sockets; listening sockets and status requests take some more.
+	// Each proxied connection takes two sockets. Listening sockets and status requests take some more.
 	c.Sockets = 2*p.Connections + 64 + len(p.Others)
 	c.Files = c.Sockets + 64
 	c.Services = []service{{"to", p.Listen, p.To, p.Connections}}

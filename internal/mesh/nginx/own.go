@@ -10,10 +10,10 @@ import (
 	"tare/internal/mesh/sidecar"
 )
 
-// mostOwn bounds nginx's answer, in bytes.
+// mostOwn is the maximum size of nginx's answer, in bytes.
 const mostOwn = 4 << 10
 
-// Own returns the values of stub_status, by their names in nginx's documentation.
+// Own returns the values of stub_status, keyed by their names in nginx's documentation, in lower case.
 func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
 	t := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return sidecar.DialIn(ctx, p.Dir, statusFile)
@@ -29,7 +29,7 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	defer resp.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, mostOwn))
 	if err != nil {
-		return nil, fmt.Errorf("reading what nginx says: %w", err)
+		return nil, fmt.Errorf("reading nginx's answer: %w", err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("asking nginx: the answer was status %d", resp.StatusCode)
