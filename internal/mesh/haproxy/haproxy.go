@@ -27,14 +27,14 @@ func (proxy) About() sidecar.About {
 
 var version = text.LazyRegexp(`(?m)^HA-?Proxy version (\S+)`)
 
-// The files in a proxy's directory, in addition to those of its certificate. The directory is HAProxy's working
-// directory, so the configuration needs no absolute path.
+// The files in a proxy's directory, in addition to the files of its certificate. The directory is HAProxy's working
+// directory, so file names in the configuration are relative to it.
 const (
 	configFile = "haproxy.cfg"
 	statsFile  = "stats.sock"
 )
 
-// configuration is a template that is executed with a config.
+// configuration is the template of HAProxy's configuration. Its data is a config.
 //
 //go:embed haproxy.cfg.tmpl
 var configuration string
@@ -57,14 +57,14 @@ func (proxy) Command(p sidecar.Place) (process.Command, error) {
 type config struct {
 	sidecar.Place
 	TCP      bool           // proxy TCP connections, not HTTP requests
-	HTTP2    bool           // use HTTP/2
-	Original netip.AddrPort // the address that clients connect to; the zero value: the proxy's own
+	HTTP2    bool           // use HTTP/2, on both sides
+	Original netip.AddrPort // Place.From; the zero value if connections are not redirected
 }
 
-// uriInDER returns the encoding of a URI in the subject alternative names of a certificate, as the hexadecimal digits
-// that HAProxy prints: HAProxy 2.6 can search for these, but not for the name itself. The encoding begins with the
-// length, so a longer name with the same beginning does not match. (RFC 5280, section 4.2.1.6:
-// uniformResourceIdentifier is [6] IA5String.)
+// uriInDER returns the encoding of a URI among the subject alternative names of a certificate, in the upper-case
+// hexadecimal digits of HAProxy's converter "hex". HAProxy 2.6 cannot read such names, so the configuration searches
+// the digits of the whole certificate (ssl_c_der,hex) for these. The encoding begins with the length, so a longer name
+// with the same beginning does not match. (RFC 5280, section 4.2.1.6: uniformResourceIdentifier is [6] IA5String.)
 func uriInDER(uri string) string {
 	const uniformResourceIdentifier = 0x86
 	header := []byte{uniformResourceIdentifier}

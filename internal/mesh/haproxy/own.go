@@ -11,14 +11,14 @@ import (
 	"tare/internal/mesh/sidecar"
 )
 
-// kept lists the values of "show info" that Own returns, by HAProxy's names: connections, requests, handshakes, failed
-// allocations and limits.
+// kept contains HAProxy's names for the values of "show info" that Own returns: connections, requests, TLS connections,
+// lookups of TLS sessions, failed allocations, threads and the limit of connections.
 var kept = map[string]bool{
 	"CumConns": true, "CumReq": true, "CumSslConns": true, "CurrConns": true, "SslCacheLookups": true, "PoolFailed": true,
 	"Nbthread": true, "Maxconn": true,
 }
 
-// mostOwn bounds HAProxy's answer, in bytes.
+// mostOwn is the maximum size of HAProxy's answer, in bytes.
 const mostOwn = 64 << 10
 
 // Own returns the values of "show info" that are in kept.
