@@ -1,6 +1,6 @@
-// Package generation links a process that replaces configuration as fast as it can with a load that makes connections
-// meanwhile. They share the services that are replaced, endpoints that encode which set they belong to, and a page of
-// memory from which the load learns which sets a connection may find.
+// Package generation links a process that replaces configuration as fast as it can (the replacer) with a load that
+// makes connections meanwhile. They share the services whose configuration is replaced, endpoints that encode the set
+// to which they belong, and a page of memory from which the load learns which sets a connection may find.
 //
 // The sets of endpoints are numbered: generation 0 is the first, and each change makes the next. The replacer writes
 // to the page when a change begins and when it has returned. A process that reads Done before connecting and Begun
@@ -21,11 +21,11 @@ const Most = 4
 // Addresses are in 127.0.0.0/8, so that sockets can be connected and their destinations read. Nothing listens there;
 // connecting a UDP socket sends nothing.
 const (
-	servicePrefix  = 127<<24 | 64<<16  // plus the number of the service, from 1
+	servicePrefix  = 127<<24 | 64<<16  // 127.64.0.0, plus the number of the service, from 1
 	endpointPrefix = 127<<24 | 128<<16 // 127.128.0.0/10, plus the bits below
 	servicePort    = 80
 
-	lowBits      = 19 // bits of the generation in an IP
+	lowBits      = 19 // number of bits of the generation in an IP address
 	indexShift   = lowBits
 	serviceShift = lowBits + 2
 	prefixMask   = ^uint32(1<<(serviceShift+1) - 1)
@@ -37,9 +37,9 @@ func Service(i int) (ip uint32, port uint16) { return servicePrefix + 1 + uint32
 // Size returns the number of endpoints of a service in a generation.
 func Size(g uint64) int { return 1 + int(g%Most) }
 
-// Endpoint returns the i-th endpoint of a service in a generation. It encodes the generation twice: the low bits in
-// the IP, a hash of all bits in the port. So an IP of one generation with the port of another is detected, except in
-// one case of 65,535.
+// Endpoint returns the i-th endpoint, from 0, of a service in a generation. It encodes the generation twice: its low
+// bits in the IP address, and a hash of all its bits in the port. An IP address of one generation with the port of
+// another is therefore detected in all but one of 65,535 cases.
 func Endpoint(service int, g uint64, i int) (ip uint32, port uint16) {
 	low := uint32(g & (1<<lowBits - 1))
 	return endpointPrefix | uint32(service)<<serviceShift | uint32(i)<<indexShift | low, portOf(service, g, i)
@@ -63,15 +63,15 @@ type Verdict uint8
 
 // The verdicts. All but Right mean that the endpoint is in neither the old nor the new set.
 const (
-	Right  Verdict = iota // in a set that existed at some moment of the connection
+	Right  Verdict = iota // in a set that may have existed at some moment of the connection
 	Stale                 // in a set that was gone before the connection began
 	Torn                  // in no set that the service ever had: a mix of two, or another service's
 	Missed                // the service's own address: the connection bypassed the mesh
 )
 
-// Judge judges the endpoint of a connection to a service, where done was read before the connection and begun after
-// it. g is the endpoint's generation if the verdict is Right or Stale, else 0. An endpoint that is 2^19 or more
-// generations old counts as Torn.
+// Judge judges the endpoint of a connection to a service. done is the result of Page.Done before the connection, and
+// begun the result of Page.Begun after it. g is the endpoint's generation if the verdict is Right or Stale, else 0. An
+// endpoint that is 2^19 or more generations older than begun counts as Torn.
 func Judge(service int, ip uint32, port uint16, done, begun uint64) (v Verdict, g uint64) {
 	if sip, sport := Service(service); ip == sip && port == sport {
 		return Missed, 0
@@ -92,21 +92,22 @@ func Judge(service int, ip uint32, port uint16, done, begun uint64) (v Verdict, 
 
 // The names of counts and histograms in the results of replacers and loads.
 const (
-	// Of the replacer: changes that began in the window, their total time in seconds, and the histogram of their times.
+	// The replacer counts the changes that began in the window and their total time in seconds, and records the histogram
+	// of their times.
 	Replacements       = "replacements"
 	ReplacementSeconds = "replacement_seconds"
 	ReplacementTime    = "replacement"
 
-	// Of the load: judged connections, how many of them failed, and how many got each kind of endpoint.
+	// The load counts the judged connections, how many of them failed, and how many got each kind of endpoint.
 	Judged        = "judged"
 	FailedCount   = "failed"
 	StaleCount    = "stale"
 	TornCount     = "torn"
 	MissedCount   = "missed"
-	BackwardCount = "backward" // Right, but of an older generation than the previous connection
+	BackwardCount = "backward" // Right, but of an older generation than the endpoint of the previous connection
 
-	// OldEndpoint is a histogram of how long connections still got old endpoints. If any did after a change began, the
-	// histogram has a value for the change: the time from the beginning of the change to the beginning of the last such
+	// OldEndpoint is a histogram of how long connections still got old endpoints. It has a value for each change after
+	// whose beginning a connection got one: the time from the beginning of the change to the beginning of the last such
 	// connection.
 	OldEndpoint = "old_endpoint"
 )

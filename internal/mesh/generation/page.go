@@ -15,11 +15,11 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// memfdName is the name of the file in memory that holds the page. The kernel frees the file once no process has it
-// open or mapped, even if the processes that had it were killed.
+// memfdName is the name of the file in memory (memfd_create) that holds the page. The kernel frees the file once no
+// process has it open or mapped, so it needs no cleanup even if processes are killed.
 const memfdName = "tare-generations"
 
-// Remembered is the number of generations, up to the latest, whose beginnings the page holds.
+// Remembered is the number of generations whose times of beginning the page holds: those up to the latest.
 const Remembered = 1 << 17
 
 // layout identifies the layout of the type words, and must be changed together with that type.
@@ -38,14 +38,15 @@ type words struct {
 
 const pageSize = int(unsafe.Sizeof(words{}))
 
-// Page is one process's mapping of the page.
+// Page is a mapping of the page of generations into this process.
 type Page struct {
 	mem  []byte
 	w    *words
 	file *os.File // nil except in the process that created the page
 }
 
-// Create makes a page at generation 0. Other processes can find it by this process's ID while it is open.
+// Create makes a page at generation 0, and maps it for writing. Until Close, other processes can open it by the ID of
+// this process.
 func Create() (*Page, error) {
 	fd, err := unix.MemfdCreate(memfdName, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -70,7 +71,8 @@ func cleanUp(err error, file *os.File) error {
 	return err
 }
 
-// Open opens the page of a process for reading. If the process has none, the error is a *fault.Error of code Usage.
+// Open maps the page of a process for reading. If the process has none, or its page cannot be read, the error is a
+// *fault.Error of code Usage. The mapping stays valid after the process has ended.
 func Open(pid int) (*Page, error) {
 	missing := func(err error) error {
 		return fault.Wrap(err, fault.Usage, "process "+strconv.Itoa(pid),
@@ -103,6 +105,7 @@ func Open(pid int) (*Page, error) {
 	return nil, missing(os.ErrNotExist)
 }
 
+// mapPage maps a page. The caller may close the file afterwards.
 func mapPage(file *os.File, protection int) (*Page, error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -118,13 +121,13 @@ func mapPage(file *os.File, protection int) (*Page, error) {
 	return &Page{mem: mem, w: (*words)(unsafe.Pointer(unsafe.SliceData(mem)))}, nil
 }
 
-// Begin records that a change to generation g begins now.
+// Begin records that a change to generation g begins now. Only the process that has created the page may call it.
 func (p *Page) Begin(g uint64) {
 	p.w.at[g%Remembered].Store(pace.Now())
 	p.w.begun.Store(g)
 }
 
-// End records that the change to generation g has returned.
+// End records that the change to generation g has returned. Only the process that has created the page may call it.
 func (p *Page) End(g uint64) { p.w.done.Store(g) }
 
 // Done returns the latest generation whose change has returned: connections that begin now cannot find an older one.
@@ -150,7 +153,7 @@ func (p *Page) BeganAt(g uint64) int64 {
 	}
 }
 
-// Close unmaps the page.
+// Close unmaps the page. The Page cannot be used afterwards.
 func (p *Page) Close() error {
 	err := unix.Munmap(p.mem)
 	p.mem, p.w = nil, nil
