@@ -39,8 +39,8 @@ func (proxy) Change(_ context.Context, control any, d sidecar.Drive) (any, error
 	return driven.Change(control, d)
 }
 
-// drainTime is how long Envoy keeps a removed listener, in seconds. The default of 600 would keep its memory in use
-// that long.
+// drainTime is the time, in seconds, for which Envoy keeps a removed listener. With the default of 600, the listener's
+// memory would still be in use when memory is read after a removal of services.
 const drainTime = "0"
 
 // Command returns the command that runs Envoy with its bootstrap. Envoy keeps the user of this process, because it

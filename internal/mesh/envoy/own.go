@@ -21,8 +21,8 @@ import (
 	"tare/internal/mesh/sidecar/driven"
 )
 
-// kept lists the names, or the ends of the names, of the statistics that Own returns. They are about connections and
-// requests, failures, TLS, memory, clusters and listeners, and updates from the control plane.
+// kept lists the names, or the ends of the names, of the statistics that Own returns. They count connections, requests
+// and failures, and describe TLS, memory, clusters, listeners and updates from the control plane.
 var kept = []string{
 	".downstream_cx_total", ".downstream_rq_total", ".upstream_cx_total", ".upstream_rq_total", ".upstream_cx_destroy",
 	".upstream_rq_retry", ".upstream_rq_pending_overflow", ".upstream_cx_overflow", ".ssl.handshake",
@@ -46,7 +46,8 @@ const (
 	maxAddress    = 256      // bytes of the file with Envoy's admin address
 )
 
-// Own returns statistics from Envoy's admin interface.
+// Own returns statistics from Envoy's admin interface: those in kept, and the values of its allocator (memory). It
+// leaves out the statistics of further services.
 func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
 	all, err := statistics(ctx, p, kept)
 	if err != nil {
@@ -55,7 +56,7 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	if err := memory(ctx, p, all); err != nil {
 		return nil, err
 	}
-	if len(p.Others) > 0 { // the other services have no traffic, but many statistics
+	if len(p.Others) > 0 { // further services have no traffic, but many statistics
 		mine := "listener." + strings.ReplaceAll(p.Listen, ":", "_") + "."
 		maps.DeleteFunc(all, func(name string, _ float64) bool {
 			return of(p.Others, name) || strings.HasPrefix(name, "listener.127.") && !strings.HasPrefix(name, mine)
@@ -64,7 +65,7 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	return all, nil
 }
 
-// of reports whether a statistic is about one of the other services, that is, whether a part of its name is the name of
+// of reports whether a statistic is about one of the further services: whether an element of its name is the name of
 // such a service. others must be sorted by name.
 func of(others []sidecar.Other, name string) bool {
 	for part := range strings.SplitSeq(name, ".") {
@@ -113,8 +114,8 @@ func statistics(ctx context.Context, p sidecar.Place, ends []string) (map[string
 	return decode(io.LimitReader(body, maxStatistics), ends)
 }
 
-// memory adds the allocator's current values, as memory.NAME and in bytes, because Envoy's statistics about memory are
-// up to 5 s old.
+// memory adds the current values of Envoy's memory allocator to the map to, in bytes, with the keys memory.NAME. They
+// are needed because Envoy's statistics about memory are up to 5 s old.
 func memory(ctx context.Context, p sidecar.Place, to map[string]float64) error {
 	body, err := ask(ctx, p, "/memory")
 	if err != nil {
