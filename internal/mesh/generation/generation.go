@@ -98,16 +98,17 @@ const (
 	ReplacementSeconds = "replacement_seconds"
 	ReplacementTime    = "replacement"
 
-	// The load counts the judged connections, how many of them failed, and how many got each kind of endpoint.
-	Judged        = "judged"
+	// The load counts the connections that it attempted, how many of them failed, and how many of the others got each kind
+	// of endpoint.
+	Judged        = "judged" // attempted, so failed connections are included
 	FailedCount   = "failed"
 	StaleCount    = "stale"
 	TornCount     = "torn"
 	MissedCount   = "missed"
-	BackwardCount = "backward" // Right, but of an older generation than the endpoint of the previous connection
+	BackwardCount = "backward" // Right, but of an older generation than the endpoint of an earlier connection
 
-	// OldEndpoint is a histogram of how long connections still got old endpoints. It has a value for each change after
-	// whose beginning a connection got one: the time from the beginning of the change to the beginning of the last such
+	// OldEndpoint is a histogram of how long connections still got old endpoints after a change had begun. It has a value
+	// for each change for which that happened: the time from the beginning of the change to the beginning of the last such
 	// connection.
 	OldEndpoint = "old_endpoint"
 )

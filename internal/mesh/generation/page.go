@@ -19,7 +19,7 @@ import (
 // process has it open or mapped, so it needs no cleanup even if processes are killed.
 const memfdName = "tare-generations"
 
-// Remembered is the number of generations whose times of beginning the page holds: those up to the latest.
+// Remembered is the number of generations, up to the latest, for which the page holds the time when they began.
 const Remembered = 1 << 17
 
 // layout identifies the layout of the type words, and must be changed together with that type.
