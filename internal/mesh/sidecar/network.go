@@ -42,8 +42,8 @@ func (n *networked) ready() error {
 	return n.err
 }
 
-// Network returns the network of the pod for a load, an application or a component. Control planes are in the
-// applications' pod.
+// Network implements kind.Networked. It returns the network of the loads' pod for a load, and the network of the
+// applications' pod for an application or a component. A control plane is therefore in the applications' pod.
 func (n *networked) Network(as kind.Role, _ string) (string, error) {
 	if err := n.ready(); err != nil {
 		return "", err
@@ -218,7 +218,7 @@ func (Guest) At(at kind.Site) param.Values {
 func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	var asked Asked
 	if err := json.Unmarshal([]byte(o[askedKey]), &asked); err != nil {
-		return fault.Wrap(err, fault.Usage, "", "tare calls this command itself", "the arguments do not name proxies")
+		return fault.Wrap(err, fault.Usage, "", "tare calls this command itself", "--"+askedKey+" is invalid")
 	}
 	how, ok := asks[asked.Over]
 	if !ok {
@@ -347,7 +347,7 @@ var lacks = func() func(way string) *feature.Probe {
 			if err := redirect.Check(way); err != nil {
 				return "", err
 			}
-			return "connections are redirected in network namespaces; modules that the kernel loaded for it stay", nil
+			return "works in network namespaces; kernel modules that this check loaded stay loaded", nil
 		})
 	}
 	return func(way string) *feature.Probe { return probes[way] }
@@ -362,5 +362,5 @@ func missing(err error) error {
 	if f, is := errors.AsType[*feature.MissingError](err); is && f.Hint != "" {
 		hint = f.Hint
 	}
-	return fault.Wrap(err, fault.Machine, "", hint, "this machine cannot do it")
+	return fault.Wrap(err, fault.Machine, "", hint, "this machine lacks a feature that the arm needs")
 }

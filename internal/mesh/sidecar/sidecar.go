@@ -50,8 +50,8 @@ type Proxy interface {
 type About struct {
 	Name    string // the name of the subject in a spec
 	Summary string // one line, for lists
-	Program string // the name that is looked up on the PATH and in the system's directories
-	Hint    string // how to install it: "apt-get install haproxy"
+	Program string // the name of the program, by which Find looks for it
+	Hint    string // how to install it, such as "install it (apt-get install haproxy)"
 	// The first group of Version matches the version in the program's output with the argument VersionFlag.
 	VersionFlag string
 	Version     func() *regexp.Regexp
@@ -153,7 +153,8 @@ type Place struct {
 	PeerName           string // DNS name in that proxy's certificate
 
 	// Rules are the identities that may call the application, in the order in which every request must be checked against
-	// them. The last is the peer's. A proxy with AcceptTLS and without Rules admits only the peer.
+	// them. The last is the peer's. Without Rules, a proxy with AcceptTLS admits only the peer, or, if it cannot identify
+	// callers, every client whose certificate a root has signed.
 	Rules []string
 
 	// Others are the further services that the proxy knows. For a proxy with a control plane they are all further services
@@ -170,7 +171,7 @@ type Place struct {
 	User, Group string
 	UID, GID    int
 
-	Control any // the result of Driven.Drive
+	Control any // the result of Driven.Drive, or of the last Changer.Change; nil if the proxy is not Driven
 }
 
 // The protocols of the proxies. HTTP/1.1 applications and loads use the name ProtocolHTTP too.
@@ -290,7 +291,7 @@ func (g Guest) Check(o param.Values) error {
 	}
 	way := o[settingRedirect]
 	if way != redirect.Explicit && !inPods(o) {
-		return fmt.Errorf("%q is made in network namespaces of the trial: write %s: %s", settingRedirect+": "+way,
+		return fmt.Errorf("%q works only in pods: write %s: %s", settingRedirect+": "+way,
 			settingNetwork, podNetwork)
 	}
 	if r, ok := g.Proxy.(Redirectable); ok {

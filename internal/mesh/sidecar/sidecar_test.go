@@ -258,7 +258,7 @@ func TestRedirectNeedsPods(t *testing.T) {
 	for _, c := range []struct{ network, way, says string }{
 		{"host", "explicit", ""},
 		{"pods", "explicit", ""},
-		{"host", "iptables", `"redirect: iptables" is made in network namespaces of the trial: write network: pods`},
+		{"host", "iptables", `"redirect: iptables" works only in pods: write network: pods`},
 		{"pods", "iptables", ""},
 		{"pods", "tproxy", "not so"},
 	} {
