@@ -125,8 +125,8 @@ func write(dir string, c *proxyconfig.Config) (map[string]Told, error) {
 }
 
 // MeshOf returns the mesh of the proxies: a service for each application, and the further services, which no client
-// calls. An application's service may be called by the identities in its access rules or, without rules, by its
-// client's proxy only. Without TLS and rules, and with permissive discovery, every proxy may call it.
+// calls. An application's service is open to the identities in its access rules or, without rules, to its client's
+// proxy only. Without TLS and with permissive discovery, it has no access list, and every proxy gets it.
 func MeshOf(places []sidecar.Place) *proxyconfig.Config {
 	c := &proxyconfig.Config{MTLS: "off", Discovery: places[0].Options["discovery"]}
 	services := map[string]*proxyconfig.Service{}
