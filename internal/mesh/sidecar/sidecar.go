@@ -306,7 +306,7 @@ func (g Guest) Check(o param.Values) error {
 }
 
 // CheckSetup implements kind.SetupChecker. It refuses applications whose protocol the proxies do not understand, and
-// setups in which no load goes to an application.
+// setups with loads none of which goes to an application.
 func (g Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	understands := part.Options[settingProtocol]
 	for name, a := range s.Applications {
