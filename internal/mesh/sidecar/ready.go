@@ -86,8 +86,8 @@ func askCall(ctx context.Context, address string) error {
 const unimplemented = "12"
 
 // ask makes a request to an address. The server behind all proxies must answer it. Proxies report failures and refuse
-// unknown clients with statuses from 400, so those are errors. Status 404 is not an error, because a
-// server may lack the path.
+// unknown clients with statuses from 400, so those are errors. Status 404 is not an error,
+// because a server may lack the path.
 func ask(ctx context.Context, client *http.Client, address string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", nil)
 	if err != nil {
