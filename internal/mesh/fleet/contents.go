@@ -42,8 +42,8 @@ var needing = [kinds][]resourceType{endpoints: {clusters}, routes: {listeners}, 
 // kindOf returns the type of a URL, or a negative value if proxies do not subscribe to it.
 func kindOf(url string) resourceType { return resourceType(slices.Index(urls[:], url)) }
 
-// roots reports whether proxies subscribe to all resources of a type, without names. A state-of-the-world response
-// then has all of them.
+// roots reports whether proxies subscribe to all resources of a type, without naming them. A state-of-the-world
+// response then contains all resources of the type.
 func (k resourceType) roots() bool { return k == clusters || k == listeners }
 
 // Mark holds the service and the change that the address of an endpoint encodes (Endpoint). The zero value means none.
@@ -80,6 +80,7 @@ type contentKey struct {
 // is decoded again.
 const mostContents = 1 << 18
 
+// of returns the content of an encoded resource, and decodes it unless an equal one was decoded before (mostContents).
 func (c *contents) of(k resourceType, value []byte) *content {
 	key := contentKey{k, len(value), maphash.Bytes(c.seed, value)}
 	c.mu.Lock()

@@ -14,9 +14,9 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Envoy is a real Envoy in addition to the light proxies. The load starts it.
+// Envoy describes a real Envoy that the load starts in addition to the light proxies.
 type Envoy struct {
-	Bootstrap string `json:"bootstrap"` // file
+	Bootstrap string `json:"bootstrap"` // path of its bootstrap file
 	// Listen is the address, host:port, at which Envoy accepts connections to the service that shows effects (Effect).
 	Listen string `json:"listen"`
 }

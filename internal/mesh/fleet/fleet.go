@@ -31,13 +31,13 @@ type Options struct {
 	TLS     func(i int) *tls.Config  // nil: no TLS
 	Delta   bool                     // use deltas instead of the state of the world
 	Manner  func(i int) Manner       // nil: the zero value for all
-	// OnHave, unless nil, is called after each response, before proxy i answers it. It gets the digests of all resources
-	// that the proxy has, by type and name.
+	// OnHave, unless nil, is called for each response that proxy i accepts, before the proxy answers it. It gets the
+	// digests of all resources that the proxy has, by type and name. Proxies call it concurrently.
 	OnHave func(i int, has map[string]map[string]uint64)
 	OnEnd  func(i int, err error) // called when the connection of proxy i ends, unless the fleet closed it; may be nil
 	MarkOf func(*endpointv3.ClusterLoadAssignment) Mark
-	// Again is the mean time after which a proxy whose connection has ended connects again; the actual time is random, 0.5
-	// to 1.5 times as long. 0: never.
+	// Again is the mean time after which proxies connect again when their connection has ended. Each proxy has its own
+	// random time, 0.5 to 1.5 times as long. 0: they never do.
 	Again time.Duration
 }
 
@@ -59,16 +59,16 @@ type Fleet struct {
 	watch   atomic.Pointer[watch]
 }
 
-// counts counts what all proxies have received.
+// counts holds the fields of Counts while proxies update them.
 type counts struct{ responses, bytes, refusals, connections, ends atomic.Int64 }
 
-// Counts holds counts of what all proxies have received since New.
+// Counts holds the sums over all proxies since New.
 type Counts struct {
-	Responses   int64
-	Bytes       int64 // of resources: names, types and contents, before any compression and encryption
-	Refusals    int64
-	Connections int64 // streams that were begun
-	Ends        int64 // streams that ended though the fleet did not close them
+	Responses   int64 // received
+	Bytes       int64 // of received resources: names, types and contents, before any compression and encryption
+	Refusals    int64 // responses that a proxy refused
+	Connections int64 // attempts to open a stream
+	Ends        int64 // streams that ended, or could not be opened, although the fleet did not close them
 }
 
 // New makes a fleet of n proxies, none of which is connected.
@@ -101,7 +101,8 @@ func (f *Fleet) Counts() Counts {
 	return Counts{c.responses.Load(), c.bytes.Load(), c.refusals.Load(), c.connections.Load(), c.ends.Load()}
 }
 
-// Connect connects those of the proxies in [from, to) that are not connected yet. The connections end when ctx ends.
+// Connect starts to connect those of the proxies in [from, to) that are not connected yet, and does not wait for them
+// (see Complete). The connections end when ctx ends.
 func (f *Fleet) Connect(ctx context.Context, from, to int) error {
 	for i := from; i < to; i++ {
 		if f.cancels[i] != nil {
@@ -270,7 +271,8 @@ type watch struct {
 // times holds the times of one proxy, ns by pace.Now.
 type times struct{ received, answered atomic.Int64 }
 
-// seen is called by a proxy that has received a mark and has answered.
+// seen records when proxy i received a mark and acknowledged it. Only the first time counts, and only for the mark that
+// Expect waits for.
 func (f *Fleet) seen(i int, m Mark, received, answered int64) {
 	w := f.watch.Load()
 	if w == nil || w.mark != m || w.seen[i].received.Load() != 0 {

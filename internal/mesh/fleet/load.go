@@ -24,9 +24,9 @@ import (
 // Generator is the name of this load in results.
 const Generator = "fleet"
 
-// The names of the histograms. The first four get a value for each change, and histogramEffect gets one for each Envoy
-// and each change of the service that shows effects: the time since the control plane got the change. The times of
-// rollouts and churn start when the first proxy begins to connect.
+// The names of the histograms. Times of changes (the first five) start when the control plane gets the change. The
+// first four get a value for each change of one service; histogramEffect gets a value from each Envoy for each change
+// of the service that shows effects. Times of rollouts and churn start when the first proxy begins to connect.
 const (
 	histogramFirst    = "fleet_first"          // until the first proxy concerned had the response
 	histogramMedian   = "fleet_median"         // until half of them had it
@@ -35,20 +35,21 @@ const (
 	histogramEffect   = "fleet_effect"         // until the new endpoint answered a request through a real Envoy
 	histogramHalf     = "fleet_rollout_median" // until half of all proxies had everything
 	histogramRollout  = "fleet_rollout"        // until all proxies had everything
-	histogramChurn    = "fleet_churn"          // until those that came back had everything
+	histogramChurn    = "fleet_churn"          // until all proxies that reconnected had everything
 )
 
-// The names of the counts.
+// The names of the counts. Bytes, responses and ends are counted from the first piece of work that begins in the window
+// until the last one has ended.
 const (
 	countProxies   = "proxies"   // connected, at the end
-	countConcerned = "concerned" // proxies that changes concerned, the sum over all changes
-	countBytes     = "bytes"     // of resources that arrived in the window
-	countResponses = "responses"
+	countConcerned = "concerned" // proxies that a change concerned, summed over the changes that count
+	countBytes     = "bytes"     // of the resources that all proxies received
+	countResponses = "responses" // that all proxies received
 	// countPieces is the number of pieces of work in the window: changes, rollouts, or reconnections of a tenth of the
 	// proxies. A piece at the window's edge counts by the fraction of its time that is in the window, because costs are
 	// counted between the edges.
 	countPieces = "pieces"
-	countEnds   = "ends" // connections that ended in the window though the load did not close them
+	countEnds   = "ends" // connections that ended although the load did not close them
 )
 
 // longest is the longest time that histograms distinguish, in ns.
@@ -69,7 +70,7 @@ type Load struct {
 	concerning []int // services whose changes concern at least one answering proxy
 	returning  []int // indexes i: the tenth of the proxies from i on has at least one answering proxy
 	envoys     []*envoy
-	effects    int  // changes of the service that shows the effect
+	effects    int  // changes so far of the service that shows effects
 	pieces     int  // changes so far
 	left       bool // the proxies that leave have been disconnected (Leave)
 }
@@ -148,8 +149,8 @@ func (l *Load) Close() error {
 	return l.mesh.Close()
 }
 
-// Run does the fleet's work by the schedule. Pieces that begin in the window count, whenever they end, and at least one
-// piece counts.
+// Run does the fleet's work by the schedule. Pieces of work that begin in the window count, whenever they end. If none
+// begins in the window, the first piece after it counts, so that there is at least one; idle and leave have none.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	begin, end, err := s.Window()
 	if err != nil {
@@ -168,7 +169,7 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	return l.result(w, cpu)
 }
 
-// work does pieces until the window ends.
+// work does pieces of work until the window has ended and at least one piece has counted.
 func (l *Load) work(ctx context.Context, w *window) error {
 	for counting := false; ; {
 		began := pace.Now()

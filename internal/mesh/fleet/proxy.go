@@ -46,7 +46,7 @@ type proxy struct {
 	complete atomic.Int64 // when it first had all it subscribed to on this stream, ns by pace.Now; 0: not yet; -1: ended
 }
 
-// subscription is a proxy's state of one type.
+// subscription is what a proxy has asked for, and what it has received, of one type of resources.
 type subscription struct {
 	asked    []string // names, sorted; nil: all, for types that are roots
 	opened   bool     // a request has been sent
@@ -56,14 +56,14 @@ type subscription struct {
 	nonce    string
 }
 
-// stream is a stream of either variant of the protocol.
+// stream is an xDS stream, of deltas or of the state of the world.
 type stream interface {
-	// ask subscribes to what a proxy wants of a type now; added and dropped are the difference from what it wanted
-	// before.
+	// ask requests the resources in the proxy's subscription of a type, which has been updated. added and dropped are the
+	// names by which it differs from the previous one.
 	ask(p *proxy, k resourceType, added, dropped []string) error
 	// receive waits for a response.
 	receive() (response, error)
-	// answer acknowledges a response, or refuses it.
+	// answer acknowledges a response, or, unless refused is empty, refuses it with that text as the reason.
 	answer(p *proxy, k resourceType, r *response, refused string) error
 	// ended reports whether the stream has ended.
 	ended() bool
@@ -75,7 +75,7 @@ type response struct {
 	resources           [][]byte
 	removed             []string
 	whole               bool // state of the world, not deltas
-	bytes               int
+	bytes               int  // as in Counts.Bytes
 }
 
 // run opens a stream on a connection, and handles responses until the stream ends or ctx does.
@@ -110,7 +110,7 @@ func (p *proxy) run(ctx context.Context, cc *grpc.ClientConn) (err error) {
 	}
 }
 
-// flood sends requests until the stream ends.
+// flood sends requests, and reads no responses, until the stream ends.
 func (p *proxy) flood() error {
 	for i := 0; ; i++ {
 		if err := p.ask(endpoints, []string{fmt.Sprint("nothing-", i%1000)}); err != nil {

@@ -80,8 +80,8 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err err
 	}{o.Proxies}, l.Run)
 }
 
-// Judge applies the usual rules to the load, unless its kind of work has no pieces in the window. It also trips if
-// connections ended.
+// Judge applies the usual rules to the load, except to idle and leave, which do no work in the window. It also trips
+// gateEnds if the load counted connections that ended although it had not closed them.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	p := m.Setup.Loads[name]

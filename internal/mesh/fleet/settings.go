@@ -16,7 +16,7 @@ const (
 	Idle      = "idle"    // all are connected, and nothing changes
 )
 
-// still reports whether a kind of work has no pieces in the window.
+// still reports whether a kind of work consists of waiting, so that no pieces of work are counted in the window.
 func still(work string) bool { return work == Idle || work == Leave }
 
 // Works are the values of the setting work.
@@ -55,7 +55,7 @@ var Settings = []param.Setting{
 		Phrase: map[string]string{protocolWorld: "by state of the world"},
 		Doc:    "variant of xDS: deltas, or the state of the world"},
 	{Name: pauseKey, Type: param.TypeDuration, Default: "10ms", Max: 60,
-		Doc: "time from one change, rollout or tenth to the next, times a random 0.5 to 1.5"},
+		Doc: "mean pause after each change, rollout or reconnection; each pause is a random 0.5 to 1.5 times as long"},
 	{Name: slowKey, Type: param.TypePart, Default: "0%",
 		Doc: "proxies that take a second to read a response"},
 	{Name: refusingKey, Type: param.TypePart, Default: "0%",

@@ -24,16 +24,18 @@ type Ready struct {
 	Shape
 	Address string `json:"address"` // xDS, host:port
 	Control string `json:"control"` // where it accepts changes of endpoints (services.Dial), host:port
-	// Credentials has a directory for each service, with the credentials of its proxies
-	// (authority.Credentials.WriteFiles); empty: they connect without TLS.
+	// Credentials is a directory. For each service, it has a subdirectory, named as by ServiceName, with the credentials
+	// of the service's proxies (authority.Credentials.WriteFiles). If it is empty, proxies connect without TLS.
 	Credentials string `json:"credentials,omitempty"`
 	// Effect is the service with which real proxies show a change's effect; nil: there are none.
 	Effect *Effect `json:"effect,omitempty"`
-	// Nodes is the form of the nodes as which proxies identify themselves: NodesIstio; or empty for ids alone.
+	// Nodes is NodesIstio if proxies must identify themselves as istiod expects it. If it is empty, they send a node id
+	// without an address or metadata.
 	Nodes string `json:"nodes,omitempty"`
 }
 
-// NodesIstio makes each proxy the sidecar of a pod, with an address and metadata, in the namespace of its service.
+// NodesIstio makes each proxy identify itself as the sidecar of a pod, with an address and metadata, in the namespace
+// of its service.
 const NodesIstio = "istio"
 
 // Limits of a Shape.
