@@ -15,8 +15,8 @@ func init() {
 // prose writes this package's answers.
 type prose struct{ analysis.Prose }
 
-// consistencyAnswers says which arms lost or misdirected connections, then for each arm where its connections went, and
-// how long they still reached old endpoints.
+// consistencyAnswers returns, for each level, an answer that says which arms lost or misdirected connections, and then
+// an answer for each arm: how many of its connections went wrong, and for how long they still reached old endpoints.
 func consistencyAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	var all []analysis.Answer
 	for _, at := range t.Levels {

@@ -54,13 +54,14 @@ type Ready struct {
 // Load is a load that is ready to run, once.
 type Load struct {
 	o    Options
-	page *generation.Page // nil: connections are not judged
-	fd   int
-	to   unix.RawSockaddrInet4
-	peer unix.RawSockaddrInet4
+	page *generation.Page      // nil: connections are not judged
+	fd   int                   // the socket; -1: none
+	to   unix.RawSockaddrInet4 // the argument of connect
+	peer unix.RawSockaddrInet4 // the result of peerOf
 }
 
-// New makes the socket, and checks that every service can be connected to, unless services are replaced.
+// New makes the socket. It connects to every service once, and returns an error if a connection fails. It does not try
+// the services of a Replacer.
 func New(o Options) (l *Load, err error) {
 	if o.Replacer == 0 {
 		switch {
@@ -249,8 +250,8 @@ type tally struct {
 	errnos     [256]int64
 
 	verdicts [4]int64                // by generation.Verdict
-	backward int64                   // connections that reached an older generation than an earlier connection
-	last     uint64                  // the latest generation that was seen
+	backward int64                   // connections with the verdict Right that reached a generation older than last
+	last     uint64                  // the latest generation that a connection has reached
 	old      *hdrhistogram.Histogram // the last oldAge of each generation
 	oldOf    uint64                  // the last generation that was seen after the next one had begun
 	oldAge   int64                   // ns from the beginning of generation oldOf+1 until oldOf was last seen; 0: unset
@@ -331,8 +332,9 @@ func errorName(errno unix.Errno) string {
 	return "connect-" + strconv.Itoa(int(errno))
 }
 
-// Run runs the load by the role protocol on conn: it sends ready, waits for the start, connects, sends the result, and
-// stays until the parent closes its end. If the parent does so earlier, Run ends without an error.
+// Run runs the load by the role protocol on conn (role.Work): it prepares the load, sends ready, waits for the start,
+// connects, sends the result, and waits until the parent closes its end. If the parent closes earlier, Run ends without
+// an error.
 func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 	l, err := New(o)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 
 func init() { kind.Register(kind.Load, guest{}) }
 
-// guest implements the load for the engine. It has no protocol, because it uses no application.
+// guest implements the load for the engine. Its About has no protocol, because the load uses no application.
 type guest struct{}
 
 // About implements kind.Guest.
@@ -29,7 +29,7 @@ func (guest) About() kind.About {
 		Process: processSettings,
 		Alone: &kind.Alone{Argument: serviceKey, Examples: []string{
 			"10.96.0.1:80 --services 1000 --duration 5s",
-			"--replacer 4711 # judges which endpoints connections come to while that process replaces them",
+			"--replacer 4711 # judges which endpoints connections reach while that process replaces them",
 		}},
 	}
 }
@@ -49,7 +49,7 @@ var processSettings = []param.Setting{
 	{Name: servicesKey, Type: param.TypeCount, Default: "1", Min: 1, Max: MaxServices,
 		Doc: "number of services from that address on; each connection goes to a random one"},
 	{Name: endpointsKey, Type: param.TypeSwitch, Default: "false",
-		Doc: "fail unless a connection to each service shows an endpoint as its peer"},
+		Doc: "fail unless the peer of a connection to each service is an endpoint, not the service"},
 	{Name: replacerKey, Type: param.TypeCount,
 		Doc: "process id of a data plane that replaces its configuration (--work replace): connect to its services, and " +
 			"judge"},
@@ -123,7 +123,8 @@ func serves(s *kind.Setup, part *kind.Part) error {
 	return errors.New(part.Name() + " serves nothing")
 }
 
-// Judge does not count wrong or failed judged connections as faults of the trial, because they are what is measured.
+// Judge applies the usual rules if connections were not judged. If they were judged, wrong and failed connections are
+// results, not faults of the trial, so it trips only if no connection began in the window.
 func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 	j := m.JudgeLoad(name)
 	switch n, judges := j.Result.Counts[generation.Judged]; {

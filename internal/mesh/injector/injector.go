@@ -35,7 +35,7 @@ const certificatesKey = "certificates"
 var settings = []param.Setting{
 	{Name: certificatesKey, Type: param.TypeSwitch, Default: "false",
 		Phrase: map[string]string{"true": "which issues their certificates"},
-		Doc:    "each pod gets a certificate from this process, by its service account's token"},
+		Doc:    "also issue a certificate to each pod, which sends the token of its service account"},
 }
 
 // pods is the configuration of the webhook.
@@ -73,7 +73,8 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	})
 }
 
-// serve listens, calls ready with the webhook's address, and serves until ctx ends.
+// serve runs the webhook and, if certificates is set, the service that issues certificates. It calls ready when both
+// listen, and serves until ctx ends.
 func serve(ctx context.Context, certificates bool, ready func(admission.Webhook) error) error {
 	c, err := injection.ParseConfig(pods)
 	if err != nil {
@@ -117,7 +118,7 @@ func serve(ctx context.Context, certificates bool, ready func(admission.Webhook)
 		end = s.Stop
 		run = append(run, func(context.Context) error { return s.Serve(l) })
 		at.Certificates = l.Addr().String()
-		at.Identities = strings.TrimSuffix(identityOf(a.TrustDomain(), "x"), "x")
+		at.Identities = strings.TrimSuffix(identityOf(a.TrustDomain(), "x"), "x") // accounts must not be empty
 	}
 	return role.Together(ctx, end, append(run, role.Says(ready, at))...)
 }
