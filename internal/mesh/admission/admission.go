@@ -34,8 +34,8 @@ const Generator = "admission"
 
 // Webhook is the ready message of a subject with a webhook.
 type Webhook struct {
-	URL   string `json:"url"` // https
-	Roots []byte `json:"roots"`
+	URL   string `json:"url"`   // https
+	Roots []byte `json:"roots"` // PEM: the roots with which to verify the webhook's certificate
 	// Certificates is the address, host:port, at which pods get certificates with the tokens of their service accounts
 	// (authority.Agent); empty: they get none.
 	Certificates string `json:"certificates,omitempty"`
@@ -130,7 +130,8 @@ type answered struct {
 	} `json:"response"`
 }
 
-// review sends the i-th review. failed is the kind of failure; it is empty if the answer is a patch.
+// review sends the i-th review. failed is the kind of failure; it is empty if the answer is a patch. err, if any, is
+// the cause of a failure to get an answer.
 func (l *Load) review(ctx context.Context, i int) (failed string, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, l.to.URL, bytes.NewReader(reviewOf(i)))
 	if err != nil {
@@ -228,7 +229,7 @@ func (l *Load) in(intended int64) bool { return intended >= l.begin && intended 
 // is when the calling goroutine became free; the result is when it is free again. Times are in ns by pace.Now.
 func (l *Load) do(ctx context.Context, i int, intended, free int64) int64 {
 	sent := pace.Now()
-	own := int64(-1)
+	own := int64(-1) // how much later than possible the load sent the review, in ns; -1 in closed loop
 	if intended < 0 {
 		intended = sent
 	} else {
@@ -267,7 +268,8 @@ type Ready struct {
 	role.Wants
 }
 
-// Run sends reviews by the schedule. Reviews that are intended to start in the window count, whenever they end.
+// Run sends reviews by the schedule. When Options.Drain has passed after the window, it stops those that have not ended.
+// Reviews that are intended to start in the window count, whenever they end.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	var err error
 	if l.begin, l.end, err = s.Window(); err != nil {
@@ -307,10 +309,11 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 // due is a review whose start is scheduled.
 type due struct {
 	number int
-	at     int64
+	at     int64 // when it is intended to start, ns by pace.Now
 }
 
-// logged returns how many reviews to log individually: those of the schedule, or an ample number in closed loop.
+// logged returns the maximum number of reviews that the log must hold, with a third to spare. In closed loop, where the
+// rate is unknown, it assumes 100,000 reviews per second.
 func (l *Load) logged(s role.Schedule) int {
 	rate := l.o.Rate
 	if rate == 0 {
