@@ -81,9 +81,9 @@ const (
 	endpointSlices = "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices"
 )
 
-// call sends a request to a path (one of the above, and more text after it) with an object as its body, and decodes the
-// answer into out. The object and out may be nil. If the API server is busy and answers 429 (Too Many Requests), call
-// sends the request again after the time in Retry-After, until answersWithin has passed. This is safe, because API
+// call sends a request to a path (one of the formats above, followed by more) with an object as its body, and decodes
+// the answer into out. The object and out may be nil. If the API server is busy and answers 429 (Too Many Requests),
+// call sends the request again after the time in Retry-After, until answersWithin has passed. This is safe, because API
 // Priority and Fairness rejects a request before it has any effect
 // (kubernetes.io/docs/concepts/cluster-administration/flow-control).
 func (a *api) call(ctx context.Context, method, path, more string, in object, out any) error {

@@ -1,7 +1,7 @@
 // Package clusterservices is an application that creates Services of a Kubernetes cluster, and changes their endpoints
-// when a load of kind "push" asks for it. It runs in a pod, with a service account that may do this. The load times the
-// cluster's implementation of Services (kube-proxy, or a mesh): from the change at the API server until connections go
-// to the new endpoints.
+// when a load of kind "push" asks for it. It runs in a pod whose service account may do so. The load times the cluster's
+// implementation of Services (kube-proxy, or a mesh): from the change at the API server until connections go to the new
+// endpoints.
 //
 // Every endpoint is a port of the application's own pod, and a change moves a Service to another port. An endpoint
 // answers each connection with the number of its Service and of the change that added it (services.Answer).
@@ -36,7 +36,7 @@ const (
 var settings = []param.Setting{
 	{Name: servicesKey, Type: param.TypeCount, Default: "100", Min: 1, Max: maxServices,
 		Phrase: map[string]string{"": "with {} Services", "1": "with one Service"},
-		Doc:    "Services of the cluster that it makes in its namespace, each with one endpoint in its own pod"},
+		Doc:    "Services that it creates in its namespace, each with one endpoint in the application's pod"},
 }
 
 // listenSetting is a setting of the process, not of specs.

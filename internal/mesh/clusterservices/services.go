@@ -36,11 +36,11 @@ const (
 type made struct {
 	api     *api
 	address netip.Addr // of this pod
-	owner   object     // metadata of every object: labels, and this pod as its owner, so the cluster removes both together
+	owner   object     // metadata of every object: labels, and this pod as the owner, with which the cluster removes it
 	ready   services.Ready
 	control net.Listener // for clients that ask for changes
-	// now holds the listener of each Service's endpoint, and before the listener of the Service's previous endpoint, to
-	// which connections may still go until a change has reached every node.
+	// now holds the listener of each Service's endpoint, and before that of its previous endpoint: until a change has
+	// reached every node, connections may still go there.
 	now, before []net.Listener
 }
 
@@ -122,8 +122,8 @@ func (m *made) describe(ctx context.Context) error {
 	return nil
 }
 
-// removeOld removes what this application has made in earlier trials of the run. The cluster removes it as well, with
-// the pods, but takes minutes for thousands of objects, and that would be in the window.
+// removeOld removes the objects that this application has made in earlier trials of the run. The cluster also removes
+// them with their pods, but takes minutes for thousands of objects, and would use CPU time for it in the window.
 func (m *made) removeOld(ctx context.Context) error {
 	labels := m.owner["labels"].(object)
 	selector := "?labelSelector=" + url.QueryEscape(fmt.Sprintf("%s,%s=%s,%s!=%s", madeLabel, instance, labels[instance],
@@ -204,7 +204,8 @@ func answer(l net.Listener, with []byte) {
 	}
 }
 
-// change moves Services to new endpoints. It returns once the API server has accepted all of it.
+// change moves the given Services (of) to new endpoints, which answer with the number of the change. It returns once
+// the API server has accepted every new endpoint, or has refused one.
 func (m *made) change(ctx context.Context, number int, of []int) (c services.Change, err error) {
 	moved := make([][]object, len(of))
 	for k, i := range of {
