@@ -4,13 +4,13 @@ import (
 	"net/netip"
 )
 
-// Question is a lookup of a program in the kernel in a store: where does this connection go?
+// Question is a connection that a program in the kernel looks up in a store, to learn where it goes.
 type Question struct {
-	From, To netip.AddrPort // From is the zero value if the source is unknown
+	From, To netip.AddrPort // source and original destination; From is the zero value if the source is unknown
 	Protocol Protocol
 }
 
-// Verdict is what happens to a connection.
+// Verdict is a store's answer: what the data plane does with a connection.
 type Verdict uint8
 
 // The verdicts, by their numbers in bpf/store.h.
@@ -43,7 +43,7 @@ func NewConfig() *Config {
 	return &Config{Clusters: map[string]*Cluster{}, Listeners: map[string]*Listener{}}
 }
 
-// Apply applies a change to c.
+// Apply applies a change to c. A resource that the change both replaces and removes is removed.
 func (c *Config) Apply(change Change) {
 	for _, x := range change.Clusters {
 		c.Clusters[x.Name] = x
@@ -71,4 +71,5 @@ func (l *Listener) Chain(i int) *Chain {
 	return &refuses
 }
 
+// refuses stands for a missing default chain. It must not be changed.
 var refuses Chain

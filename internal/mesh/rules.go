@@ -84,11 +84,11 @@ func combinations(lengths ...int) int {
 	return n
 }
 
-// matched is one of the rules that the match of a chain expands to.
+// matched is one of the rules that the match of a chain expands to, or one that ends adds.
 type matched struct {
 	rule  Rule
-	chain int
-	end   bool // added by ends, for the rest of a group
+	chain int  // as in Rule.Chain
+	end   bool // added by ends: it sends the rest of a group to the default chain
 }
 
 // ends sorts the matches of chains, most specific first. Envoy does not backtrack, so after each group of matches with
@@ -164,7 +164,7 @@ func (m *Match) rules() (out []Rule) {
 	return out
 }
 
-// moreSpecial compares matches in the order in which Envoy looks for a chain.
+// moreSpecial orders matches as Envoy looks for a chain: it returns a negative number if Envoy tries a before b.
 func moreSpecial(a, b Rule) int {
 	return cmp.Or(
 		-cmp.Compare(min(a.DestinationPorts.To, 1), min(b.DestinationPorts.To, 1)), // only whether a port is given matters

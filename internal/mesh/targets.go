@@ -13,7 +13,8 @@ type Target struct {
 // priority is used (Envoy's default overprovisioning factor, 140 %).
 const overprovisioning = 1.4
 
-// share is the approximate sum of a cluster's weights if they are computed from priorities and localities.
+// share is the sum, up to rounding, of the weights of a cluster's targets if Targets computes them from priorities and
+// localities.
 const share = 1 << 30
 
 // Targets appends to buf the endpoints of c that get new connections. It resolves priorities and localities: a
@@ -47,8 +48,10 @@ type level struct {
 	all, usable int     // numbers of endpoints
 	weights     float64 // sum of the localities' weights, each times the locality's health
 	endpoints   float64 // sum of the weights of usable endpoints; used if localities have no weights
-	part        float64 // of all connections, what the usable endpoints serve; the sum over priorities may be below 1
+	part        float64 // fraction of all connections; if too few endpoints are usable, the sum over levels is below 1
 }
+
+// weighted is Targets for clusters with priorities or weighted localities.
 
 func (c *Cluster) weighted(buf []Target) []Target {
 	var levels []level
@@ -120,7 +123,8 @@ func (l *Locality) usable() (n int, weight float64) {
 	return n, weight
 }
 
-// health returns the fraction of the load of all endpoints that the usable ones can serve, with overprovisioning.
+// health returns the fraction of the load of all endpoints that the usable ones can serve, with overprovisioning. The
+// arguments are numbers of endpoints.
 func health(usable, all int) float64 {
 	if all == 0 {
 		return 0
