@@ -268,8 +268,8 @@ type Ready struct {
 	role.Wants
 }
 
-// Run sends reviews by the schedule. When Options.Drain has passed after the window, it stops those that have not ended.
-// Reviews that are intended to start in the window count, whenever they end.
+// Run sends reviews by the schedule. When Options.Drain has passed after the window, it stops reviews that have not
+// ended. Reviews that are intended to start in the window count, whenever they end.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	var err error
 	if l.begin, l.end, err = s.Window(); err != nil {

@@ -1,7 +1,7 @@
 // Package clusterservices is an application that creates Services of a Kubernetes cluster, and changes their endpoints
-// when a load of kind "push" asks for it. It runs in a pod whose service account may do so. The load times the cluster's
-// implementation of Services (kube-proxy, or a mesh): from the change at the API server until connections go to the new
-// endpoints.
+// when a load of kind "push" asks for it. It runs in a pod whose service account may do so. The load times the
+// cluster's implementation of Services (kube-proxy, or a mesh): from the change at the API server until connections go
+// to the new endpoints.
 //
 // Every endpoint is a port of the application's own pod, and a change moves a Service to another port. An endpoint
 // answers each connection with the number of its Service and of the change that added it (services.Answer).
