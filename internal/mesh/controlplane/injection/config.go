@@ -26,7 +26,7 @@ const (
 	ExcludeInboundKey  = "mesh.tare/exclude-inbound-ports"
 	ExcludeOutboundKey = "mesh.tare/exclude-outbound-ports"
 	// StatusKey is the annotation that an injected pod gets: the names of what was added, as JSON (injectedNames). A
-	// pod that has it is not injected again.
+	// pod that has it is not injected again, and is refused if it lacks the sidecar.
 	StatusKey = "mesh.tare/status"
 )
 
@@ -50,8 +50,8 @@ const (
 type Config struct {
 	// Opt is OptOut, the default, or OptIn.
 	Opt string `yaml:"opt"`
-	// ExcludeNamespaces are the namespaces whose pods are never injected; default those of Kubernetes itself and of
-	// the control plane.
+	// ExcludeNamespaces are the namespaces whose pods are never injected. If it is nil, they are those of Kubernetes
+	// itself and of the control plane; an empty list excludes none.
 	ExcludeNamespaces []string `yaml:"excludeNamespaces"`
 	// Redirect is RedirectInit, the default, or RedirectCNI.
 	Redirect string `yaml:"redirect"`
@@ -152,7 +152,7 @@ func (c Config) compile() (*compiled, error) {
 	case c.Redirect == RedirectInit && c.Init == nil:
 		return nil, fmt.Errorf("init: give the container that redirects, or redirect: %s", RedirectCNI)
 	case c.Redirect == RedirectCNI && c.Init != nil:
-		return nil, fmt.Errorf("init: there is none with redirect: %s", RedirectCNI)
+		return nil, fmt.Errorf("init: leave it out with redirect: %s", RedirectCNI)
 	case c.Sidecar == nil:
 		return nil, fmt.Errorf("sidecar: give the container of the proxy")
 	case c.ProbePort < 0 || c.ProbePort > 65535:
@@ -185,7 +185,7 @@ func (d *compiled) parse() (err error) {
 			return err
 		}
 		if init.name == d.sidecar.name {
-			return fmt.Errorf("init: the sidecar has the name %q, too", init.name)
+			return fmt.Errorf("init: the sidecar is also named %q", init.name)
 		}
 		d.before = append(d.before, init)
 	}
@@ -199,7 +199,7 @@ func (d *compiled) parse() (err error) {
 			return err
 		}
 		if named(d.volumes, o.name) {
-			return fmt.Errorf("%s: there are two of the name %q", key, o.name)
+			return fmt.Errorf("%s: another volume is also named %q", key, o.name)
 		}
 		d.volumes = append(d.volumes, o)
 	}
@@ -220,8 +220,8 @@ func (d *compiled) parse() (err error) {
 	return nil
 }
 
-// template is JSON with variables in its strings. Its elements are literal text and names of variables in turn; the
-// first and the last are literal text.
+// template is JSON with variables in its strings. Its elements alternate between literal text and the name of a
+// variable; the first and the last are literal text.
 type template []string
 
 func parseTemplate(object map[string]any) (template, error) {
@@ -252,6 +252,7 @@ func parseTemplate(object map[string]any) (template, error) {
 	}
 }
 
+// holds reports whether t contains the variable called name.
 func (t template) holds(name string) bool {
 	for i := 1; i < len(t); i += 2 {
 		if t[i] == name {

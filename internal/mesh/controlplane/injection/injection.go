@@ -71,7 +71,7 @@ func New(c *Config, o Options) (*Webhook, error) {
 const (
 	resultInjected  = "injected"
 	resultSkipped   = "skipped"
-	resultRefused   = "refused" // the pod asks for something that is not allowed
+	resultRefused   = "refused" // the pod is invalid, or asks for something that is not allowed
 	resultMalformed = "malformed"
 	resultFailed    = "failed"
 )
@@ -144,8 +144,9 @@ func (w *Webhook) serve(to http.ResponseWriter, r *http.Request) (result, why st
 // errBusy means that there is no memory for another review.
 var errBusy = errors.New("there are too many reviews")
 
-// read reads a body. It takes memory as bytes arrive, a piece at a time, and none for bytes that have only been
-// announced, so a peer that sends nothing does not block others. The caller must release held, even after an error.
+// read reads a body. It acquires memory for one piece after the other, as bytes arrive, and not for the length that the
+// peer has announced. A peer that announces a long body and sends nothing thus holds the memory for one piece only. The
+// caller must release held, even after an error.
 func (w *Webhook) read(ctx context.Context, to http.ResponseWriter,
 	r *http.Request) (body []byte, held int64, err error) {
 	// A server that does not support deadlines has its own timeouts.
@@ -169,7 +170,8 @@ func (w *Webhook) read(ctx context.Context, to http.ResponseWriter,
 	}
 }
 
-// answer decides whether and how a pod is injected. If it cannot decide because of an internal error, a is nil.
+// answer decides whether and how a pod is injected. If it cannot decide because of an internal error, a is nil. why is
+// the reason for a result other than resultInjected.
 func (w *Webhook) answer(r *request) (a *response, result, why string) {
 	a = &response{UID: r.UID}
 	refused := func(code int, reason, message string) (*response, string, string) {

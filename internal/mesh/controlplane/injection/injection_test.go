@@ -478,7 +478,7 @@ func TestConfig(t *testing.T) {
 		`{redirect: cni, sidecar: {name: a}, excludeInbound: [0]}`:             "is not a port",
 		`{redirect: cni, sidecar: {name: a}, volumes: [{emptyDir: {}}]}`:       "volumes[0]",
 		`{redirect: cni, sidecar: {name: a}, probePort: 1}`:                    "nothing contains",
-		`{sidecar: {name: a}, init: {name: a}}`:                                "the sidecar has the name",
+		`{sidecar: {name: a}, init: {name: a}}`:                                "the sidecar is also named",
 		`{redirect: cni, sidecar: {name: a}, volumes: [{name: v}, {name: v}]}`: "two of the name",
 		"redirect: cni\nsidecar:\n  name: a\n" +
 			bomb("  "): "line 5: its aliases stand for more",

@@ -25,6 +25,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	}
 }
 
+// reviewed counts a review with a result, the reason for it, and the time it took.
 func (m *Metrics) reviewed(result, why string, took time.Duration) {
 	if m == nil {
 		return

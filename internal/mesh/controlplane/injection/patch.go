@@ -42,7 +42,8 @@ func (c *compiled) skips(namespace string, p *pod) string {
 	return ""
 }
 
-// inject makes the patch of a pod for which skips returned "".
+// inject makes the patch of a pod for which skips returned "" and injected returned false. An error that is a *refusal
+// is the pod's fault.
 func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*verdict, error) {
 	if err := c.collides(p); err != nil {
 		return nil, err
@@ -249,7 +250,7 @@ func (p *probe) ask(in *container) (ask *probes.Ask, key, why string) {
 // portOf returns the port of the container that a probe connects to, or why the probe cannot be moved.
 func (p *tcpProbe) portOf(in *container) (port int, why string) {
 	if p.Host != "" {
-		return 0, "it asks another host"
+		return 0, "it connects to another host"
 	}
 	port, ok := in.number(p.Port)
 	if !ok {
@@ -305,11 +306,12 @@ func (p *patch) list(path string, exists, first bool, objects []object, values m
 	}
 }
 
+// annotate adds an annotation to a pod that has the given ones.
 func (p *patch) annotate(has map[string]string, key, value string) {
 	if len(has) == 0 {
 		p.add("/metadata/annotations", map[string]string{key: value})
 		return
 	}
-	// RFC 6901, section 3
+	// RFC 6901, section 3, requires these escapes in a JSON pointer.
 	p.add("/metadata/annotations/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(key), value)
 }

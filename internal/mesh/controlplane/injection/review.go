@@ -2,8 +2,9 @@ package injection
 
 import "encoding/json"
 
-// The types below are the parts of admission.k8s.io/v1 (k8s.io/api/admission/v1) that a webhook for pods needs. All
-// other fields of a pod stay unchanged, because the answer is a patch.
+// The version and kind of reviews. The types below have only the fields of admission.k8s.io/v1
+// (k8s.io/api/admission/v1) and of pods that injection needs. All other fields of a pod stay unchanged, because the
+// answer is a patch.
 const (
 	reviewVersion = "admission.k8s.io/v1"
 	reviewKind    = "AdmissionReview"
@@ -69,6 +70,7 @@ type spec struct {
 	Volumes        []volume    `json:"volumes"`
 }
 
+// volume is a volume of a pod or, in a container, the mount of a volume or a device. name is the volume's name.
 type volume struct {
 	Name string `json:"name"`
 }
