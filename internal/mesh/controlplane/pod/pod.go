@@ -49,10 +49,11 @@ type Options struct {
 
 const (
 	maxToken = 64 << 10         // bytes
-	grace    = 10 * time.Second // how long Envoy may take to exit before it is killed
+	grace    = 10 * time.Second // how long Envoy may take to exit after SIGTERM before it is killed
 )
 
-// Run runs Envoy, once it has a certificate, until ctx ends, Envoy ends, or the control plane refuses the pod.
+// Run gets a certificate, then starts Envoy, and returns when ctx ends, Envoy ends, or the control plane refuses the
+// pod. It answers probes from the beginning.
 func Run(ctx context.Context, o Options) (err error) {
 	dir, err := files.NewScratch("", "pod")
 	if err != nil {
