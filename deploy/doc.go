@@ -11,7 +11,7 @@ import _ "embed" // for the manifests
 //go:embed kubernetes/agent.yaml
 var AgentManifests []byte
 
-// WeighRights are the roles that a user needs to weigh a cluster, as YAML documents.
+// WeighRights are the roles that a user needs to weigh a cluster (kubectl tare), as YAML documents.
 //
 //go:embed kubernetes/weigh.yaml
 var WeighRights []byte
@@ -28,8 +28,9 @@ var RunRights []byte
 //go:embed kubernetes/coordinator.yaml
 var CoordinatorRights []byte
 
-// The namespaces in WeighRights, RunRights and CoordinatorRights. Programs replace them by those that the user chose.
+// The namespaces in WeighRights, RunRights and CoordinatorRights. Programs replace them with the namespaces that the
+// user chose.
 const (
-	RunsNamespace   = "tare-experiments"
-	AgentsNamespace = "kube-system"
+	RunsNamespace   = "tare-experiments" // of the pods of experiments
+	AgentsNamespace = "kube-system"      // of agents that run for one command
 )

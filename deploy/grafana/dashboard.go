@@ -57,7 +57,8 @@ func variables(b *dashboard.DashboardBuilder) {
 	b.WithVariable(dashboard.NewDatasourceVariableBuilder("datasource").Label("Data source").Type("prometheus"))
 	b.WithVariable(query("job", "Job", "label_values(tare_node_cpus, job)"))
 	b.WithVariable(query("instance", "Machine", `label_values(tare_node_cpus{job="$job"}, instance)`))
-	// The value "All" also matches an empty text, so that it shows what is in no namespace, such as systemd's units.
+	// "All" stands for .*, which also matches a missing label, so it includes what is in no namespace, such as systemd's
+	// units.
 	b.WithVariable(query("namespace", "Namespace",
 		`label_values(tare_namespace_cpu_seconds_total{job="$job", instance="$instance"}, namespace)`).
 		Multi(true).IncludeAll(true).AllValue(".*").

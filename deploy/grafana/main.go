@@ -1,5 +1,5 @@
 // Command grafana writes the dashboard of tare-agent to a file, as JSON that Grafana can import. The dashboard is built
-// with the types of Grafana's own library. To write tare.json in this directory again, run
+// with the types of Grafana's own library. To regenerate tare.json in this directory, run
 //
 //	go generate ./deploy/grafana
 package main

@@ -96,7 +96,7 @@ func rows(title, description string, columns []column, queries ...cog.Builder[va
 			"includeByName": include, "indexByName": order, "renameByName": names}})
 }
 
-// line changes how one series of a graph is drawn.
+// line sets properties of one series of a graph. It ignores properties other than those in its list.
 func line(p *timeseries.PanelBuilder, name string, properties map[string]any) {
 	var list []dashboard.DynamicConfigValue
 	for _, id := range []string{"color", "custom.stacking", "custom.fillOpacity", "custom.lineWidth", "custom.lineStyle",

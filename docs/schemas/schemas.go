@@ -11,7 +11,7 @@ import (
 //go:embed *.json
 var files embed.FS
 
-// FileOf is the name of the file with the schema of a format, such as "tare.run/v1".
+// FileOf returns the name of the file with the schema of a format, such as "tare.run/v1".
 func FileOf(format string) string { return strings.ReplaceAll(format, "/", ".") + ".json" }
 
 // Of returns the JSON Schema of a format, or nil if there is none.
