@@ -214,7 +214,7 @@ var Methods = []Method{
 	{"nodes on one machine (`--local-nodes`)", map[string][]string{
 		old2: {"TestNodes" + refused}, newHybrid: {"TestLocalNodes"},
 	}},
-	{"without root, a ledger, and of an experiment an error that says what is needed", map[string][]string{
+	{"without root, a ledger; for experiments, an error that says what is needed", map[string][]string{
 		old2: {"TestMachine"}, newHybrid: {"TestWhichCommandNeedsWhat", "TestRunNotRoot"},
 	}},
 }
@@ -252,8 +252,8 @@ Without bpf-addresses or sampling there is no split, and the totals stay exact.
 
 ## What tests showed
 
-A name is that of the test; "refused" means that the test shows a clear error with its remedy. A dash: no test shows it
-there.
+The names are those of tests. "refused" means that the test shows a clear error that says what to do. A dash means that
+no test covers this machine.
 
 | what |`)
 	for _, m := range all {
@@ -270,7 +270,7 @@ there.
 	b.WriteString(`
 ## Features
 
-What ` + "`tare doctor`" + ` found on each. A feature that is missing here may be there on another machine with the same
+What ` + "`tare doctor`" + ` found on each. A feature that is missing here may exist on another machine with the same
 kernel: hardware counters belong to the machine, lockdown is a choice, and the emulated machines have no modules loaded.
 
 | feature |`)
@@ -290,7 +290,7 @@ kernel: hardware counters belong to the machine, lockdown is a choice, and the e
 		}
 		fmt.Fprintf(&b, " %s | %s |\n", s.Needs, s.Lost)
 	}
-	b.WriteString("\nLockdown by machine, as the kernel tells it:")
+	b.WriteString("\nLockdown by machine, as the kernel reports it:")
 	for i, m := range all {
 		mark := ";"
 		if i == len(all)-1 {
