@@ -40,11 +40,12 @@ import (
 
 // Options describes how a kind of proxies differs from the others.
 type Options struct {
-	// Identities says that the proxy of the server checks whose certificate it is shown, and not only who signed it.
+	// Identities says that the proxy of the server checks the identity in a client's certificate, and not only who signed
+	// the certificate.
 	Identities bool
-	// Files says that certificates are files, in the directories of the proxies.
+	// Files says that certificates are files in the directories of the proxies.
 	Files bool
-	// Blind says that the proxy does not learn where redirected connections were going.
+	// Blind says that the proxy does not learn the original destinations of redirected connections.
 	Blind bool
 	// Validate makes the proxy's own program check the configuration in a directory. It is nil if the program has no such
 	// check.
@@ -96,7 +97,7 @@ func nothingLeft(t *testing.T, dir string, pids []int) {
 	t.Helper()
 	for _, pid := range pids {
 		if !gone(pid) {
-			t.Errorf("process %d lives on", pid)
+			t.Errorf("process %d is still running", pid)
 		}
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "tare-scratch-*")); err != nil || len(left) > 0 {
@@ -115,7 +116,7 @@ func pidsOf(found []sidecar.Found) (pids []int) {
 }
 
 // traffic: requests get through any number of proxies, on connections that are kept open. The proxies have the
-// requested number of workers, keep their files private, and report on themselves.
+// requested number of workers, keep their certificates and keys private, and report on themselves.
 func traffic(t *testing.T, g sidecar.Guest, o Options) {
 	for _, c := range []struct{ hops, mtls, workers string }{
 		{"0", "true", "1"}, {"1", "true", "1"}, {"2", "false", "1"}, {"2", "true", "2"},
@@ -318,7 +319,7 @@ func looks(t *testing.T, f sidecar.Found, workers string) {
 	}
 }
 
-// private: only their owner can read the files of proxies.
+// private: only their owner can read the certificates and keys (*.pem) of proxies.
 func private(t *testing.T, dir string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -426,7 +427,8 @@ func tlsRequest(at string, certs []tls.Certificate) error {
 	return nil
 }
 
-// alike: the server proxies of all kinds use the same TLS version, cipher suite and curve, and resume no session.
+// alike: the server proxies of all kinds use the same TLS version, cipher suite and curve, resume no session, and
+// refuse TLS 1.2.
 func alike(t *testing.T, at string, cert tls.Certificate) {
 	t.Helper()
 	sessions := tls.NewLRUClientSessionCache(4)
@@ -502,7 +504,7 @@ func services(t *testing.T, g sidecar.Guest, o Options) {
 			if goesDown {
 				set["then-services"] = "11"
 			} else if err := g.Check(Part(g, param.Values{"then-services": "1"}).Options); err == nil {
-				t.Error("it is to forget services, and cannot")
+				t.Error("it accepts then-services, and cannot forget services")
 			}
 			p := x.MustStart(g, set)
 			if got := Get(t, http.DefaultClient, p.Address("server"), "/x"); got != "server GET /x " {
@@ -542,7 +544,7 @@ func services(t *testing.T, g sidecar.Guest, o Options) {
 	}
 }
 
-// elsewhere returns the number of addresses of 127.64.0.0/10 at which processes listen.
+// elsewhere returns the number of addresses in 127.64.0.0/16 at which processes listen.
 func elsewhere(t *testing.T, pids []int) (n int) {
 	t.Helper()
 	own := map[string]bool{}
@@ -721,10 +723,10 @@ func missing(t *testing.T, g sidecar.Guest) {
 		t.Errorf("without any proxy: %v", err)
 	}
 	if g.Optional(o) {
-		t.Error("an arm may be missing that nobody said may be")
+		t.Error("the arm is optional by default")
 	}
 	if o["optional"] = "true"; !g.Optional(o) {
-		t.Error("an arm may not be missing that may")
+		t.Error("the arm is not optional with optional: true")
 	}
 }
 

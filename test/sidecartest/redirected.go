@@ -52,7 +52,7 @@ func redirected(t *testing.T, g sidecar.Guest, o Options) {
 				if r, ok := g.Proxy.(sidecar.Redirectable); !ok || r.Takes(c.way) == nil {
 					t.Fatal(err)
 				}
-				return // these proxies cannot take connections in this way, as both errors say
+				return // Check and Takes agree that these proxies do not support this way
 			}
 			temporary(t)
 			x := NewTrial(t, nil)
@@ -137,8 +137,8 @@ func loadInPod(t *testing.T, x *Trial, address string) string {
 	return out.String()
 }
 
-// notPast: connections to the applications' pod come to the proxy, which wants TLS if there are two hops; and a proxy
-// that learns where connections were going takes none that were going to itself.
+// notPast: connections to the pod of the applications reach the proxy, which requires TLS if the evidence has mTLS. A
+// proxy that learns the original destination of connections accepts none whose destination was the proxy itself.
 func notPast(t *testing.T, x *Trial, e *sidecar.Evidence, o Options) {
 	t.Helper()
 	pod, err := x.part.(kind.Networked).Network(kind.Load, "client")
@@ -171,7 +171,7 @@ func notPast(t *testing.T, x *Trial, e *sidecar.Evidence, o Options) {
 		}
 		if f.Component == sidecar.Server && e.MTLS {
 			if status, err := get(f.From); err == nil && status == http.StatusOK {
-				t.Errorf("who connects to %s without TLS gets past the proxy", f.From)
+				t.Errorf("a connection to %s without TLS gets past the proxy", f.From)
 			}
 		}
 		if status, err := get(f.Listen); !o.Blind && err == nil && status == http.StatusOK {

@@ -57,9 +57,9 @@ type Trial struct {
 	kind.Trial // nil: a method that Trial itself does not have panics
 	T          *testing.T
 	Tree       *placement.Tree
-	SelfPath   string // path of the tare binary
-	Failed     chan error
-	Readings   []string // the further readings of counters that proxies asked for
+	SelfPath   string     // path of the tare binary
+	Failed     chan error // gets the errors that proxies pass to Fail
+	Readings   []string   // the names that proxies passed to Read
 
 	apps  map[string]kind.App
 	setup kind.Setup
@@ -212,7 +212,8 @@ func (x *Trial) StartSubject(
 	return p, nil
 }
 
-// starter returns how to start a process in a group, and in the network that the proxies have for it.
+// starter returns a function that starts a process in a group and, if the proxies give the process a network, in that
+// network.
 func (x *Trial) starter(g kind.Group, as kind.Role, name string) (child.Starter, error) {
 	n, ok := x.part.(kind.Networked)
 	if !ok {
@@ -240,7 +241,7 @@ func (x *Trial) WorkDir() string {
 	return path.Dir(g.V2Dir())
 }
 
-// Part returns the part of an experiment with some settings. The others have their defaults, as in a spec.
+// Part returns a part of an experiment that has the given settings, and defaults for the others, as in a spec.
 func Part(g kind.Guest, set param.Values) *kind.Part {
 	settings := g.About().Settings
 	o := param.Defaults(settings)
@@ -334,7 +335,7 @@ type App struct {
 	Address     string
 	Connections atomic.Int64 // opened to it
 	Requests    atomic.Int64
-	Over2       atomic.Int64 // of these: over HTTP/2
+	Over2       atomic.Int64 // requests over HTTP/2
 }
 
 // NewApp serves HTTP/1.1 and HTTP/2 until the test ends. Its answers contain its name, so that a test sees which
@@ -427,7 +428,7 @@ func (x *Trial) NoFailure() {
 	}
 }
 
-// gone reports whether a process has ended. Nobody may have waited for it yet.
+// gone reports whether a process has ended, even if its parent has not waited for it yet.
 func gone(pid int) bool {
 	p, err := (proc.FS{}).Process(pid)
 	return err != nil || !p.Alive()
