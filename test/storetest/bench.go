@@ -45,7 +45,7 @@ func benchOpen(b *testing.B, d store.Design, variant string) store.Store {
 	return s
 }
 
-// resident is how many resources are in the store, at most, while one kind is inserted or deleted.
+// resident is the maximum number of resources in the store while flushes are measured.
 const resident = 100
 
 func flushes(b *testing.B, d store.Design, variant string) {

@@ -195,7 +195,7 @@ func (s *suite) refusals(t *testing.T) {
 		change.Listeners = append(change.Listeners, w.bad.Listeners...)
 		_, err := st.Apply(context.Background(), change)
 		if !usage(err, w.where...) || fault.HintOf(err) == "" {
-			t.Errorf("%s: got %v, want a refusal that names one of %v, with a mend", w.what, err, w.where)
+			t.Errorf("%s: got %v, want a refusal that names one of %v, with a hint", w.what, err, w.where)
 		}
 		same("refusing " + w.what)
 		for _, name := range []string{ClusterName(6), "many"} {
@@ -211,8 +211,8 @@ func (s *suite) refusals(t *testing.T) {
 	}
 	same("a context that had ended")
 
-	// What looks like a clash and is none: addresses that change hands within one change; room that the change itself
-	// makes.
+	// These changes must be accepted, although they look like clashes: listeners exchange their addresses within one
+	// change, and a change uses the room that it makes itself.
 	add(mesh.Change{Listeners: []*mesh.Listener{readdress(service(0, ClusterName(0)), 1),
 		readdress(service(1, ClusterName(1)), 0)}})
 	same("two listeners changed addresses")
@@ -242,7 +242,8 @@ func (s *suite) refusals(t *testing.T) {
 	same("all was taken away")
 }
 
-// numbers checks the numbers of clusters: which cluster gets which, and which the programs find.
+// numbers checks the numbers of clusters: that they are distinct, that a change does not reuse the numbers of the
+// clusters that it removes, and that lookups return them.
 func (s *suite) numbers(t *testing.T) {
 	o := s.small()
 	o.MaxClusters = 4
@@ -303,8 +304,8 @@ func (s *suite) numbers(t *testing.T) {
 	}
 }
 
-// named makes changes in which the only listener that names a cluster goes, while the cluster comes and takes the room
-// of another.
+// named makes changes that create a cluster in the room of another one, and at the same time take away the only
+// listener that names the new cluster. The cluster must have a number, and later lookups must return it.
 func (s *suite) named(t *testing.T) {
 	o := s.small()
 	o.MaxClusters = 2
@@ -358,8 +359,9 @@ func readdress(l *mesh.Listener, i int) *mesh.Listener {
 	return l
 }
 
-// large goes to the limits of a design: a cluster twice the size of the one before is held and answered from, or
-// refused by its name. The size of the largest cluster is logged.
+// large goes to the limits of a design: it doubles the number of endpoints of a cluster, and then the number of
+// clusters of a listener, up to a maximum, or until the store refuses the change with an error that names the resource.
+// It logs the largest numbers that the store has held and answered from.
 func (s *suite) large(t *testing.T) {
 	o := s.small()
 	o.MaxEndpoints = 1 << 12

@@ -106,6 +106,7 @@ func long(part func(*testing.T)) func(*testing.T) {
 	}
 }
 
+// suite is Conformance for one variant of a design.
 type suite struct {
 	design  store.Design
 	variant string
@@ -119,7 +120,7 @@ func (s *suite) budget(least int, d time.Duration) *budget {
 	return &budget{end: time.Now().Add(time.Duration(s.share * float64(d))), least: s.least(least)}
 }
 
-// least returns how much has to be done, however long it takes: n, or less if the design is slow.
+// least returns how many steps must be done, however long they take: n, or an eighth of it if the design is slow.
 func (s *suite) least(n int) int {
 	if s.slow {
 		return max(1, n/8)
@@ -215,8 +216,8 @@ func (s *suite) verified(t *testing.T) {
 	}
 }
 
-// question asks n times, with as many random numbers, and checks verdicts, endpoints and, where n is large enough,
-// their parts.
+// question asks n times, each time with another random number, and checks verdicts, endpoints and, if n is at least
+// 1000, the parts of the endpoints. If the verdict is not Accept, it asks 8 times at most.
 func (c *checker) question(t testing.TB, q mesh.Question, n int) {
 	t.Helper()
 	want := meshmodel.Find(c.config, q)
@@ -277,8 +278,9 @@ func (c *checker) numbered(id uint32) bool {
 	return false
 }
 
-// chiSquare fails the test if what was counted is less likely than one in a million. All destinations that are expected
-// less than 5 times count as one.
+// chiSquare fails the test if the probability of counts that deviate as much as these is below one in a million. All
+// destinations that are expected less than 5 times count as one, or are left out if even together they are expected
+// less than once.
 func chiSquare(t testing.TB, q mesh.Question, counts map[meshmodel.Destination]int,
 	parts map[meshmodel.Destination]float64, n int) {
 	t.Helper()
@@ -344,12 +346,14 @@ func text(q mesh.Question) string {
 	return fmt.Sprintf("%s from %s to %s", q.Protocol, from, q.To)
 }
 
+// budget allows work until a time, but at least a number of steps.
 type budget struct {
 	end   time.Time
 	least int
 	done  int
 }
 
+// more counts a step, and reports whether it may be done.
 func (b *budget) more() bool {
 	b.done++
 	return b.done <= b.least || time.Now().Before(b.end)
@@ -406,7 +410,7 @@ func (s *suite) model(t *testing.T) {
 		c.asked[2], c.asked[3])
 	for verdict, n := range c.asked {
 		if n == 0 && steps >= 30 {
-			t.Errorf("no answer was %v: the test wants all", mesh.Verdict(verdict))
+			t.Errorf("no answer was %v: the test must see every verdict", mesh.Verdict(verdict))
 		}
 	}
 }

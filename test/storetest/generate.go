@@ -23,8 +23,8 @@ const (
 	listenerNames = 16
 )
 
-// Where listeners are (services), and where connections come from and go. Only listeners for any address take
-// connections to others.
+// The addresses of listeners (services), of connections that only listeners for any address take (others), and of the
+// connections' sources; and ports and prefixes to match them with.
 var (
 	services = addresses("10.0.0.1", "10.0.0.2", "10.0.0.5", "10.0.0.6", "fd00::1", "fd00::2", "fd00:0:0:1::1",
 		"0.0.0.0", "::")

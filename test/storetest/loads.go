@@ -40,7 +40,7 @@ func ListenerLoad(i int) *mesh.Listener { return storeload.ListenerLoad(i) }
 // ServiceAddress is the address of ListenerLoad(i).
 func ServiceAddress(i int) netip.AddrPort { return storeload.ServiceAddress(i) }
 
-// nth is the i-th IPv4 address from a first one.
+// nth returns the IPv4 address that is i above first.
 func nth(first uint32, i int) netip.Addr {
 	var b [4]byte
 	binary.BigEndian.PutUint32(b[:], first+uint32(i))

@@ -77,7 +77,8 @@ func footprint(t testing.TB, s store.Store) (maps, heap, rss uint64) {
 	return mapBytes(t), m.HeapAlloc, residentBytes(t)
 }
 
-// mapBytes adds up the bytes that the kernel reports of the maps that this process has descriptors of, each map once.
+// mapBytes returns the total memory (memlock in fdinfo) of the maps to which this process has descriptors. It counts
+// each map once.
 func mapBytes(t testing.TB) (sum uint64) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fdinfo")

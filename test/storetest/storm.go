@@ -53,9 +53,9 @@ func (s *suite) storm(t *testing.T) {
 	}
 }
 
-// version returns a cluster of which every part shows k. The number of endpoints varies, so that the number of one
-// version beside the endpoints of another is noticed. Sometimes it is large, so that the cluster moves to another
-// place.
+// version returns a cluster of which every part shows k. The number of endpoints varies, so that a lookup that combines
+// the number of one version with the endpoints of another is noticed. Sometimes the number is large, so that the
+// cluster no longer fits into its place in the store.
 func version(name string, k int) *mesh.Cluster {
 	c := &mesh.Cluster{Name: name, Breakers: mesh.Breakers{MaxConnections: uint32(k)}, Localities: []mesh.Locality{{}}}
 	n := 1 + k*7%15
@@ -83,12 +83,16 @@ func versionListener(k int) *mesh.Listener {
 	return service(0, [...]string{"even", "odd"}[k%2])
 }
 
-// seen counts what readers saw.
+// seen counts the answers that readers got.
 type seen struct {
-	answers, moved        int // moved: answers of another version than the answer before
-	torn, mixed           int // parts of two versions of a resource; of two changes
-	holes, stale, foreign int // no endpoint at all; older than what was applied before it was asked; what no version has
-	example               string
+	answers int
+	moved   int    // with another version than the answer before
+	torn    int    // with parts of two versions of one resource
+	mixed   int    // with the versions of two changes
+	holes   int    // without an endpoint
+	stale   int    // with a version older than the last one applied before the question, or newer than any begun
+	foreign int    // with an endpoint or a cluster that no version has
+	example string // describes the first wrong answer
 }
 
 func (s *seen) add(o seen) {
@@ -104,6 +108,9 @@ func (s *seen) add(o seen) {
 	}
 }
 
+// readers applies the changes that next returns for k = 1025, 1026, ... while readers on all CPUs ask questions. It
+// fails the test if they see what the design promises not to show. If whole is set, each change also replaces the
+// listener, and answers must come from a listener and a cluster of the same change.
 func (s *suite) readers(t *testing.T, whole bool, next func(k int) mesh.Change) {
 	const first = 1 << 10 // so that version numbers have more than one byte
 	st := s.open(t, s.small())
