@@ -9,8 +9,8 @@ import (
 // of text, and clear the screen by C1 control characters too.
 const Evil = "a\x1b[2J\x1b]0;title\x07\r\u009b31m\u202eb\x9b2J"
 
-// IsSafe fails the test if text holds characters that could control a terminal, other than the program's own controls,
-// which are given.
+// IsSafe fails the test if text contains characters that could control a terminal. It ignores own, the sequences with
+// which the program itself controls the terminal. The message begins with name.
 func IsSafe(t *testing.T, name, text string, own ...string) {
 	t.Helper()
 	for _, control := range own {

@@ -48,6 +48,7 @@ func (m *Terminal) command(args ...string) *exec.Cmd {
 	return c
 }
 
+// Do runs a command of tmux on the terminal's server, and returns its output. It fails the test if the command fails.
 func (m *Terminal) Do(args ...string) string {
 	m.t.Helper()
 	out, err := m.command(args...).CombinedOutput()
@@ -57,6 +58,7 @@ func (m *Terminal) Do(args ...string) string {
 	return string(out)
 }
 
+// Screen returns the text on the screen, without colours.
 func (m *Terminal) Screen() string { return m.Do("capture-pane", "-p") }
 
 // Coloured reports whether anything on the screen has one of the sixteen basic colours.
@@ -87,7 +89,8 @@ func (m *Terminal) Keys(keys ...string) {
 	m.Do(append([]string{"send-keys"}, keys...)...)
 }
 
-// Restored checks that the program ended with the given exit status, and that its terminal is as before.
+// Restored checks that the program has ended with the given exit status, that the terminal's modes are as before it
+// started, and that the screen of tare top is gone.
 func (m *Terminal) Restored(status string) {
 	m.t.Helper()
 	m.Until("ended with " + status)

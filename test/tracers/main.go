@@ -1,15 +1,15 @@
 // Command tracers is a faulty tracer, for tests of Tare. Its arguments are the name of a fault and the command of a
 // good tracer, which it runs, and whose events it alters. Tare's counts must show this fault and no other:
 //
-//	drop     leaves out every 1,000th event, and says nothing
+//	drop     leaves out every 1,000th event, and does not report it
 //	more     delivers every 1,000th event twice
 //	late     delivers every event a second and a half late
-//	boast    says that it lost 100 events more than it did
-//	die      ends after 1,000 events
+//	boast    reports 100 lost events that it did not lose
+//	die      ends with an error at its 1,000th event
 //	flood    floods its standard error with binary data without an end of a line
-//	stop     stops the good tracer for 2 s (SIGSTOP) after its first 1,000 events: it then loses events, and says so
-//	lose=P   leaves out each event with the probability P, and says nothing
-//	work=D   spends the time D of its CPU on each event, and delivers all
+//	stop     stops the good tracer for 2 s (SIGSTOP) after 1,000 events, so that it loses events, and reports it
+//	lose=P   leaves out each event with the probability P, and does not report it
+//	work=D   uses the CPU for the time D on each event, and delivers all events
 //
 // work and lose can be combined, as in work=200us,lose=1e-4.
 package main
@@ -33,9 +33,9 @@ import (
 )
 
 const (
-	each  = 1000 // events
-	later = 1500 * time.Millisecond
-	held  = 2 * time.Second
+	each  = 1000                    // faults alter every 1,000th event, or begin at it
+	later = 1500 * time.Millisecond // delay of fault late
+	held  = 2 * time.Second         // how long fault stop stops the good tracer
 )
 
 func main() {
@@ -50,7 +50,7 @@ func main() {
 }
 
 func run(fault string, command []string) error {
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT) // it ends when the good one has, which gets the signal too
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT) // ignored: the good tracer gets it, too, and this one ends then
 	good := exec.Command(command[0], command[1:]...)
 	good.Stderr = os.Stderr
 	good.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -194,6 +194,7 @@ func deliverLate(events io.Reader, out *bufio.Writer) error {
 	return nil
 }
 
+// flood writes random bytes, but no line feed, to the standard error until that fails.
 func flood() {
 	garbage := make([]byte, 64<<10)
 	for {

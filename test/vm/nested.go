@@ -12,13 +12,13 @@ import (
 	"tare/internal/sandboxes/microvm"
 )
 
-// hostModules are the kernel modules that sandboxes need on the machine on which they run, for their networks.
+// hostModules are the kernel modules that the networks of sandboxes need on the machine that runs the sandboxes.
 var hostModules = []string{"veth", "tun", "sch_ingress", "cls_u32", "act_mirred"}
 
 // modulesDir is the directory of the machine with the modules that LoadModules loads.
 const modulesDir = "/modules"
 
-// LoadModules is the part of a script that loads the modules that Sandboxes brings.
+// LoadModules is shell code that loads the kernel modules among the files of Sandboxes. Scripts begin with it.
 const LoadModules = "for m in " + modulesDir + "/*.ko; do insmod $m || exit; done\n"
 
 // firmware is what QEMU loads to boot a machine of type microvm.

@@ -3,7 +3,7 @@
 // QEMU's own processor (TCG: no hardware help is needed), with a file system in memory that holds busybox and the tare
 // binary. It reaches user space in about two seconds.
 //
-// TCG runs code ten to thirty times slower than the processor and its clocks are honest only to that degree: these
+// TCG runs code ten to thirty times slower than the processor, and its clocks are correspondingly inexact: these
 // machines show that something works, never how fast it is. For virtual machines in the virtual machine there is a
 // kernel in user mode instead (usermode.go).
 package vm
@@ -56,7 +56,7 @@ type Options struct {
 	Files      map[string][]byte                // put into the machine, by absolute path, executable
 	Containers bool                             // its root can be changed (pivot_root): runtimes can make containers
 	UserMode   bool                             // a kernel in user mode and not QEMU, on one processor: usermode.go
-	Timeout    time.Duration                    // from the start of QEMU to its end
+	Timeout    time.Duration                    // for each start, less the time in which the emulator waits for a CPU
 	Progress   func(format string, args ...any) // gets messages while the machine runs, as Printf would; may be nil
 }
 
@@ -71,7 +71,7 @@ type Result struct {
 	Output   string        // standard output, exactly
 	Console  string        // the kernel's log and the script's standard error
 	ExitCode int           // of the script
-	Took     time.Duration // with boot
+	Took     time.Duration // from the first start of the machine to its end
 }
 
 //go:embed init.sh
@@ -146,8 +146,8 @@ const (
 const silence = 150 * time.Second
 
 // lockup is how long, in seconds, the guest's kernel may report a processor as stuck ("soft lockup - CPU#1 stuck for
-// 279s!") before the machine counts as hung. No test keeps a processor for so long; shorter ones are the host's, whose
-// other work holds an emulated processor up.
+// 279s!") before the machine counts as hung. No test keeps a processor busy for that long. Shorter lockups are caused
+// by other work on the host, for which an emulated processor has to wait.
 const lockup = 90
 
 var errHung = errors.New("the machine hung")
@@ -227,7 +227,7 @@ func (o Options) params() string {
 	return fmt.Sprintf("tare_cgroups=%s tare_containers=%t %s", o.CgroupMode, o.Containers, o.Cmdline)
 }
 
-// boot runs the machine until it powers itself off or its time is over.
+// boot runs the machine until it powers itself off, or until watch ends it.
 func boot(k *kit, o Options, dir, initramfs string) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -269,8 +269,8 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 	return nil
 }
 
-// watch ends a machine that does not come up, hangs, or takes longer than its time. Only the time in which the emulator
-// could run counts, because beside other work it may have to wait for long.
+// watch ends a machine that does not come up, hangs, or takes longer than atMost. Time in which the emulator waited for
+// a CPU does not count, because that can be long beside other work.
 func watch(ctx context.Context, end context.CancelCauseFunc, pid int, atMost time.Duration, dir string) {
 	began := time.Now()
 	size, since := 0, time.Duration(0)
@@ -393,7 +393,8 @@ var prepare = sync.OnceValues(func() (*kit, error) {
 	return k, nil
 })
 
-// findKernel returns the newest kernel in the cache, or the one that TARE_VM_KERNEL names.
+// findKernel returns the path of the kernel that TARE_VM_KERNEL names or, without that, of the last kernel in the cache
+// by name.
 func findKernel(cache string) (string, error) {
 	if k := os.Getenv("TARE_VM_KERNEL"); k != "" {
 		return k, nil
