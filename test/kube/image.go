@@ -14,7 +14,8 @@ import (
 	"strings"
 )
 
-// image writes an archive of an OCI image of one layer: static programs, each by its path in the image, and /tmp.
+// image writes an archive of an OCI image. Its only layer holds static programs and /tmp. The keys of programs are
+// paths in the image, the values are the files on this machine.
 func image(archive, name, entrypoint string, programs map[string]string) error {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)

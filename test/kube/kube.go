@@ -79,8 +79,9 @@ func Bin() (string, error) {
 	return filepath.Join(strings.TrimSpace(string(dir)), "bin"), nil
 }
 
-// Up starts a cluster that ends with the test. It skips the test if the programs of a cluster have not been built. If
-// the test fails, Up logs the last errors of every component.
+// Up starts a cluster that ends with the test. It skips the test if the programs of a cluster have not been built, or
+// if the test lacks root or control groups of version 1. If the test fails, the last errors of every component are
+// logged.
 func Up(t testing.TB, o Options) *Cluster {
 	t.Helper()
 	if _, err := Bin(); err != nil {
@@ -110,7 +111,7 @@ func Up(t testing.TB, o Options) *Cluster {
 	return c
 }
 
-// Start starts a cluster and returns when all nodes are ready.
+// Start starts a cluster and returns when all nodes are ready. The caller must call Down.
 func Start(o Options) (_ *Cluster, err error) {
 	o.Nodes = max(o.Nodes, 1)
 	if o.Name == "" {
@@ -161,7 +162,7 @@ func Start(o Options) (_ *Cluster, err error) {
 	lines := bufio.NewReader(out)
 	says := func(what string) error {
 		if line, err := lines.ReadString('\n'); err != nil || line != what+"\n" {
-			return fmt.Errorf("waiting for %q of its watcher, got %q: %w", what, line, err)
+			return fmt.Errorf("waiting for %q from the watcher, got %q: %w", what, line, err)
 		}
 		return nil
 	}

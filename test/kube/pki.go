@@ -94,8 +94,8 @@ current-context: c
 }
 
 // certificates makes what a cluster needs in dir: an authority, the certificates of every component, and kubeconfigs.
-// It returns the path of the kubeconfig for an administrator outside the cluster, who reaches the API server at an
-// address of 127.0.0.1, which the parameter outside gives.
+// It returns the path of the kubeconfig for an administrator outside the cluster. outside is the address, host:port, at
+// which this administrator reaches the API server; nodes holds the addresses of the nodes by name.
 func certificates(dir, outside string, nodes map[string]string) (string, error) {
 	const server = "10.100.0.1:6443"
 	a := &authority{dir: dir}
