@@ -10,7 +10,8 @@ import (
 // Reason begins the message with which a long test is skipped. test/closing counts such tests, and does not list them.
 const Reason = "long test: "
 
-// Enabled says whether long tests run. A test that asks runs in both suites, with more repetitions in the long one.
+// Enabled reports whether long tests run. A test that calls Enabled, Repeat or Some, and not Test, runs in both suites,
+// and does more in the long one.
 func Enabled() bool { return os.Getenv("TARE_LONG") != "" }
 
 // Test makes the calling test one of the long suite. Why says what takes long, and how long it takes on two processors.

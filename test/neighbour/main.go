@@ -24,15 +24,15 @@ import (
 	"tare/test/neighbour/neighbour"
 )
 
-// The main goroutine stays on the main thread, which lives as long as the process, because that thread asks for the
-// signal at the parent's death, and the kernel forgets the request of a thread that has ended.
+// The main goroutine stays on the main thread, which lives as long as the process: the request for a signal at the
+// parent's death (PR_SET_PDEATHSIG) belongs to the thread that made it, and ends with that thread.
 func init() { runtime.LockOSThread() }
 
 func main() {
 	o := neighbour.Options{}
-	flag.DurationVar(&o.For, "for", time.Minute, "how long")
+	flag.DurationVar(&o.For, "for", time.Minute, "how long to run")
 	flag.Float64Var(&o.Part, "part", 0.5, "part of every CPU to take, above 0 and at most 0.9")
-	flag.Uint64Var(&o.Seed, "seed", 1, "of the lengths of bursts and gaps")
+	flag.Uint64Var(&o.Seed, "seed", 1, "seed of the random lengths of bursts and gaps")
 	flag.DurationVar(&o.Shortest, "shortest", neighbour.Shortest, "shortest burst")
 	flag.DurationVar(&o.Longest, "longest", neighbour.Longest, "longest burst")
 	log := flag.Bool("log", false, "print each burst")

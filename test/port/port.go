@@ -10,8 +10,8 @@ import (
 )
 
 // Free returns an address of 127.0.0.1, as host:port, at which no process listens. The port is reserved until the test
-// ends: a bound socket that does not listen keeps the kernel from giving it to others, and programs that set
-// SO_REUSEADDR can listen there. This is process.Reserve for tests, among them those of that package.
+// ends: a bound socket that does not listen keeps the kernel from giving the port to others, and programs that set
+// SO_REUSEADDR can listen there. process.Reserve does the same outside of tests.
 func Free(t testing.TB) string {
 	t.Helper()
 	fail := func(err error) {

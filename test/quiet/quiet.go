@@ -1,5 +1,5 @@
-// Package quiet tells tests how much their machine was disturbed, and waits for quiet where a test can do nothing
-// without it.
+// Package quiet measures how much the machine was disturbed during a test, and waits for quiet where a test can do
+// nothing without it.
 //
 // Most tests hold on a noisy machine as they are, or with a tolerance for the CPU time that was stolen, or used by
 // others, while they ran, which the kernel counts. A constant tolerance that is large enough for the worst machine
@@ -29,17 +29,17 @@ const (
 	maxUsed   = 0.10
 )
 
-// Noise is what disturbed the machine during some time.
+// Noise is the CPU time that a test could not use during a period, because others had it.
 type Noise struct {
-	Seconds float64 // how long it was
+	Seconds float64 // length of the period
 	CPUs    int
-	Stolen  float64 // CPU seconds that the hypervisor gave to others; the grain is 10 ms
+	Stolen  float64 // CPU seconds that the hypervisor gave to others; the resolution is 10 ms
 	// CPU seconds that other processes used: all but this process and the children that it has waited for, without
 	// interrupts
 	Used float64
 }
 
-// Capacity returns the CPU time that the machine had in that time, in seconds.
+// Capacity returns the CPU time of all CPUs in the period, in seconds.
 func (n Noise) Capacity() float64 { return n.Seconds * float64(n.CPUs) }
 
 // quiet reports whether tests that need a quiet machine can run in such noise.
@@ -98,7 +98,7 @@ func (w *Watch) noise() (Noise, error) {
 	used := busy(now.stat) - busy(w.stat) - (now.own - w.own)
 	return Noise{
 		Seconds: now.at.Sub(w.at).Seconds(), CPUs: len(now.stat.Online),
-		// the grain of /proc/stat is coarser than that of our own time
+		// The difference can be negative, because the resolution of /proc/stat is coarser than that of our own time.
 		Stolen: now.stat.Steal - w.stat.Steal, Used: max(0, used),
 	}, nil
 }

@@ -19,14 +19,15 @@ import (
 // now and then, which a short measurement does not see.
 const Variable = "TARE_TEST_SLOWDOWN"
 
-// maxFactor keeps a test that waits for its deadline from waiting for minutes.
+// maxFactor limits the measured factor, so that a test that waits for its deadline does not wait for minutes. The
+// factor in Variable can be larger.
 const maxFactor = 30
 
 // The constants of the measurement: a quiet machine takes about a quarter of the time round for each round.
 const (
 	rounds = 8
-	round  = 8 * time.Millisecond
-	steps  = 1 << 20
+	round  = 8 * time.Millisecond // a round of this length or less counts as fast
+	steps  = 1 << 20              // of the work in a round
 )
 
 // Scale returns a deadline that is d on a machine that is fast and quiet, and a multiple of d on another one.
@@ -45,7 +46,7 @@ func typical(measure func() time.Duration) time.Duration {
 	return all[1]
 }
 
-// scale returns the factor of a machine whose slowest round took the given time.
+// scale returns the factor of a machine whose slowest round took the given time, but at least the factor least.
 func scale(slowest time.Duration, least int) int {
 	return max(1, least, min(int((slowest+round-1)/round), maxFactor))
 }

@@ -12,8 +12,8 @@ import (
 )
 
 // Await waits, at most a minute, until a child executes the program named comm, its name in /proc/PID/comm. Go's
-// Cmd.Start returns as soon as the child no longer needs its parent's memory (vfork). That is a moment before it has
-// memory of its own, tens of milliseconds in an emulated machine: until then it shows its parent's environment and
+// Cmd.Start returns as soon as the child no longer needs its parent's memory (vfork). For a moment after that, tens of
+// milliseconds in an emulated machine, the child has no memory yet, and /proc shows its parent's environment and
 // arguments (exec_mmap in fs/exec.c).
 func Await(pid int, comm string) error {
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
