@@ -1,6 +1,6 @@
 // Command agent is an agent whose cost is known: it burns 5 % of a CPU, holds 50 MB, and has an eBPF program that makes
-// every connection under a control group take 100 us longer. It stands for somebody else's agent: tests and benches
-// plant it to see whether Tare recovers all three.
+// every IPv4 connection from a control group take 100 us longer. It stands for somebody else's agent: tests and benches
+// plant it to see whether Tare measures all three correctly.
 //
 //	planted-agent CGROUP
 //

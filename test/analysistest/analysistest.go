@@ -22,12 +22,12 @@ type Truth struct {
 	Blocks int
 	Rates  []string // levels of the factor "rate"; without any, the run has no such factor
 
-	BPF      float64 // that the arm candidate adds to each connection
-	Latency  float64 // that the arm candidate adds to every quantile of latency
+	BPF      float64 // time in eBPF programs that the arm candidate adds to each connection
+	Latency  float64 // time that the arm candidate adds to every quantile of latency
 	Noise    float64 // standard deviation of latency from trial to trial
 	Lag      float64 // of the load generator, in every arm
 	ExtraLag float64 // additional lag of the load generator in the arm candidate
-	MapBytes float64
+	MapBytes float64 // memory of eBPF maps in the arm candidate, in bytes
 
 	Day uint64 // of the run, from 0; each day has different noise
 }

@@ -81,7 +81,8 @@ func Answered(t *testing.T, run record.Run, trials []record.Trial) *analysis.Sum
 	return s
 }
 
-// Holds fails the test unless there are as many answers as wants, and each answer contains all parts of its want.
+// Holds fails the test unless there are as many answers as wants, and each answer has evidence and contains all parts
+// of its want.
 func Holds(t *testing.T, s *analysis.Summary, wants ...[]string) {
 	t.Helper()
 	if len(s.Answers) != len(wants) {

@@ -71,11 +71,11 @@ func Run(t *testing.T, path string, env ...string) {
 		}
 		for _, line := range e.Output {
 			if !is[beginning(line)] {
-				t.Errorf("no line begins as %q of the page does", line)
+				t.Errorf("no line of the output begins like %q on the page", line)
 			}
 		}
 		if len(e.Output) == 0 && !strings.Contains(e.Command, "<<END") {
-			t.Errorf("the page shows nothing of %s", e.Command)
+			t.Errorf("the page shows no output of %s", e.Command)
 		}
 	}
 }

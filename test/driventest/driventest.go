@@ -12,8 +12,8 @@ import (
 	"tare/internal/mesh/controlplane"
 )
 
-// ControlPlane runs the control plane and then exits if the first argument of the command line is "controlplane".
-// TestMain calls it first.
+// ControlPlane runs the control plane and then exits if the first argument of the command line is "controlplane";
+// otherwise it returns at once. Call it first in TestMain.
 func ControlPlane() {
 	if len(os.Args) < 2 || os.Args[1] != "controlplane" {
 		return

@@ -30,7 +30,7 @@ type Verdict struct {
 	Said       string   `json:"said"`        // the first line of its error
 	Finished   int      `json:"finished"`    // trials, by the progress that it printed
 	Readable   int      `json:"readable"`    // trials in the record
-	LeftBefore []string `json:"left_before"` // by all runs that went on at the same time, before tare clean
+	LeftBefore []string `json:"left_before"` // what the runs of a Try left before tare clean; only in its first verdict
 	Problems   []string `json:"problems"`
 	LeftSome   bool     `json:"-"` // something was left behind, by this run or by another at the same time
 	Seconds    float64  `json:"seconds"`
@@ -63,8 +63,8 @@ func Short(name string) (string, error) {
 // limit is how long a short run may take, even on a busy machine.
 const limit = 3 * time.Minute
 
-// Count runs an experiment without a fault and counts its calls. The exit code is 0 or, because short windows show
-// little, 4; 3 means that this machine cannot run the experiment.
+// Count runs an experiment in dir without a fault, counts its calls, and removes dir. The exit code is 0 or, because
+// short windows show little, 4; 3 means that this machine cannot run the experiment.
 func (r *Runner) Count(ctx context.Context, dir, name string) (*Result, error) {
 	args, err := runArgs(dir, name)
 	if err != nil {

@@ -33,8 +33,8 @@ func (k *Kept) Has(proxy int) Has {
 	return k.has[proxy]
 }
 
-// Digests returns the Has of a proxy that has the given resources and no others; digest is the function that the fleet
-// uses. The encoding of the resources must be deterministic, as that of Tare's control plane is.
+// Digests returns the Has of a proxy that has the given resources and no others. digest is the method Digest of the
+// proxy's fleet. The control plane under test must encode resources deterministically, as Tare's does.
 func Digests(digest func(url string, value []byte) (string, uint64, error), messages []proto.Message) (Has, error) {
 	all := Has{}
 	for _, m := range messages {

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Footprint is the set of things that have lost their owner, each under a name that describes it.
+// Footprint is a set of things that have lost their owner. The keys describe them.
 type Footprint map[string]bool
 
 // Look finds everything that has lost its owner. It leaves out what belongs to a running tare. It needs bpftool: an
@@ -242,8 +242,8 @@ func findMounts(f Footprint) error {
 	return nil
 }
 
-// findDirectories finds scratch directories that nobody has locked, and the state of sandboxes of runs with a dead
-// owner.
+// findDirectories finds scratch directories that nobody has locked, and the state of sandboxes in /run/tare, unless it
+// is named after a run whose owner is alive.
 func findDirectories(f Footprint) error {
 	for _, parent := range []string{os.TempDir(), "/var/tmp"} {
 		found, err := filepath.Glob(filepath.Join(parent, "tare-scratch-*"))

@@ -23,17 +23,17 @@ func Check(d metric.Definition) error {
 	case d.Better != metric.Neither && d.Better != metric.Lower && d.Better != metric.Higher:
 		return fmt.Errorf("the metric %s is better when it is %q, which is no direction", d.Name, d.Better)
 	case !slices.Contains(pools, d.Pool):
-		return fmt.Errorf("the metric %s has the pool %q, which there is not", d.Name, d.Pool)
+		return fmt.Errorf("the metric %s has the pool %q, which does not exist", d.Name, d.Pool)
 	case d.Rank < metric.RankEvents || d.Rank > metric.RankGenerator:
-		return fmt.Errorf("the metric %s has the rank %d, which there is not", d.Name, d.Rank)
+		return fmt.Errorf("the metric %s has the rank %d, which does not exist", d.Name, d.Rank)
 	case d.Needs == nil:
 		return fmt.Errorf("the metric %s does not say what it needs", d.Name)
 	case d.How == "":
-		return fmt.Errorf("the metric %s does not say how it is got", d.Name)
+		return fmt.Errorf("the metric %s does not say how it is measured", d.Name)
 	case d.Clause != "" && strings.Count(d.Clause, "{}") != 1:
-		return fmt.Errorf("the clause of the metric %s has no one place for its value: %q", d.Name, d.Clause)
+		return fmt.Errorf("the clause of the metric %s must contain {} once: %q", d.Name, d.Clause)
 	case d.Sum != "" && strings.Count(d.Sum, "{}") != 1:
-		return fmt.Errorf("the sum of the metric %s has no one place for its value: %q", d.Name, d.Sum)
+		return fmt.Errorf("the sum of the metric %s must contain {} once: %q", d.Name, d.Sum)
 	case (d.PartOf == "") != (d.Part == ""):
 		return fmt.Errorf("the metric %s is the part %q of %q, and has to be both or neither", d.Name, d.Part, d.PartOf)
 	case (d.Histogram == "") != (d.Quantile == 0) || d.Quantile < 0 || d.Quantile >= 1:
@@ -41,7 +41,7 @@ func Check(d metric.Definition) error {
 	case (d.What == "") != (d.Per == ""):
 		return fmt.Errorf("the metric %s is %q per %q, and has to be both or neither", d.Name, d.What, d.Per)
 	case d.TallyOf != "" && d.Tally == "":
-		return fmt.Errorf("the metric %s is a part of the tally %q, and none itself", d.Name, d.TallyOf)
+		return fmt.Errorf("the metric %s is a part of the tally %q, but has no Tally", d.Name, d.TallyOf)
 	case (d.Ladder == "") != (d.Rung == ""):
 		return fmt.Errorf("the metric %s is the rung %q of the ladder %q, and has to be both or neither", d.Name, d.Rung,
 			d.Ladder)

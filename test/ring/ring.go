@@ -65,7 +65,7 @@ func (m Mesh) Config(change int) *proxyconfig.Config {
 	return c
 }
 
-// Callers returns the proxies that receive a service.
+// Callers returns the proxies that may call a service, and so receive its configuration.
 func (m Mesh) Callers(service int) (proxies []int) {
 	for j := range m.Calls {
 		for i := (service + j + 1) % m.Services; i < m.count(); i += m.Services {

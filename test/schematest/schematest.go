@@ -62,7 +62,7 @@ func strict(format string) (*jsonschema.Resolved, error) {
 	}
 	text := schemas.Of(format)
 	if text == nil {
-		return nil, fmt.Errorf("docs/schemas has none of %q", format)
+		return nil, fmt.Errorf("docs/schemas has no schema of %q", format)
 	}
 	var s jsonschema.Schema
 	if err := json.Unmarshal(text, &s); err != nil {
