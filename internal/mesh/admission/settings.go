@@ -33,7 +33,7 @@ var Settings = []param.Setting{
 	{Name: timeoutKey, Type: param.TypeDuration, Default: "10s", Min: 0.001, Max: 30,
 		Doc: "time after which a review counts as failed"},
 	{Name: drainKey, Type: param.TypeDuration, Default: "1s", Max: 600,
-		Doc: "time after the window in which reviews that were due in it can still end"},
+		Doc: "time after the window for what was due in it"},
 }
 
 // Options configures a Load.

@@ -470,7 +470,7 @@ func TestConfig(t *testing.T) {
 		`{redirect: tproxy}`:                   "neither",
 		`{opt: maybe}`:                         "neither",
 		`{redirect: cni, sidecar: {image: i}}`: "needs a name",
-		`{redirect: cni, init: {name: a}}`:     "there is none",
+		`{redirect: cni, init: {name: a}}`:     "leave it out",
 		`{redirect: cni, sidecar: {name: a, image: "${imag}"}}`:                "no variable ${imag}",
 		`{redirect: cni, sidecar: {name: a, image: "${image"}}`:                "no variable",
 		`{redirect: cni, sidecar: {name: "${pod}"}}`:                           "without variables",
@@ -479,7 +479,7 @@ func TestConfig(t *testing.T) {
 		`{redirect: cni, sidecar: {name: a}, volumes: [{emptyDir: {}}]}`:       "volumes[0]",
 		`{redirect: cni, sidecar: {name: a}, probePort: 1}`:                    "nothing contains",
 		`{sidecar: {name: a}, init: {name: a}}`:                                "the sidecar is also named",
-		`{redirect: cni, sidecar: {name: a}, volumes: [{name: v}, {name: v}]}`: "two of the name",
+		`{redirect: cni, sidecar: {name: a}, volumes: [{name: v}, {name: v}]}`: "another volume is also named",
 		"redirect: cni\nsidecar:\n  name: a\n" +
 			bomb("  "): "line 5: its aliases stand for more",
 		`{redirect: cni, sidecars: {name: a}}`:                                              "sidecars",
