@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
- * A weight that is known by the clock: each connection made under it takes busy_ns longer, whatever the machine's
- * speed. It is no part of Tare; tests and benches plant it.
+ * A program of known cost: each connection from the cgroup that it is attached to takes busy_ns longer by the clock,
+ * however fast the machine is. It is no part of Tare; tests and benches plant it.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -10,7 +10,7 @@ char LICENSE[] SEC("license") = "GPL";
 
 const volatile __u64 busy_ns = 100000;
 
-/* One look at the clock takes 20 to 100 ns, so these are enough for some milliseconds. */
+/* Reading the clock takes 20 to 100 ns, so this many readings suffice for a busy_ns of at least 2 ms. */
 #define LOOKS 100000
 
 static long look(__u32 index, void *until)

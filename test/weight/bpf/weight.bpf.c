@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
- * A known weight that is not Tare's: a cgroup program that bpftool loads and attaches, and that spends its time on
- * nothing. Tests put it under connections whose number they know, and compare what Tare says of it with what they know.
+ * A program of known cost that is not Tare's: bpftool loads it and attaches it to a cgroup, and it computes nothing
+ * useful. Tests make a known number of connections in the cgroup, and compare Tare's results with the known cost.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* Of 2 to 10 ns each, by machine: tests put in what makes a run as long as they want it. */
+/* A step takes 2 to 10 ns, depending on the machine. Tests set the number of steps that gives the wanted run time. */
 const volatile __u32 weight_steps = 800;
 
 static long step(__u32 index, void *state)

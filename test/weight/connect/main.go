@@ -1,6 +1,6 @@
-// Command connect makes TCP connections to a loopback address, open loop: at a rate, for a time, whatever becomes of
-// each. It prints how many it made. Each is reset as soon as it is there, which leaves nothing behind in the kernel.
-// Only tests use it.
+// Command connect makes TCP connections to a loopback address on a fixed schedule, and prints how many it made. It ends
+// after a given time, or at the first connection that fails. Each connection is reset as soon as it is established,
+// which leaves nothing behind in the kernel. Only tests use it.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 func main() {
 	to := flag.String("to", "", "IPv4 address:port on the loopback that accepts connections")
 	rate := flag.Float64("rate", 1000, "connections per second")
-	duration := flag.Duration("for", time.Second, "how long")
+	duration := flag.Duration("for", time.Second, "how long to make connections")
 	cgroup := flag.String("cgroup", "", "cgroup v2 directory to enter first")
 	flag.Parse()
 	made, late, err := run(*to, *rate, *duration, *cgroup)
