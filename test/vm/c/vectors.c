@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * Two threads on one processor fill vector registers, each with numbers of its own, and look after each while whether
- * they still hold them. Exits with 1 where one does not, with 0 after argv[1] seconds.
+ * Two threads on one processor fill vector registers, each with a different number, and check again and again that the
+ * registers still hold it. The program exits with 1 if a register does not, and otherwise with 0 after argv[1] seconds.
  */
 
 #include <pthread.h>

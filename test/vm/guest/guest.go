@@ -1,7 +1,8 @@
-// Package guest lets tests say something about themselves to the virtual machines of test/vm, which run the tests of
-// packages that use the kernel once more, on an older one. A machine without hardware help runs code ten to thirty
-// times slower, so a test that the kernel has no part in says so, and runs on the host alone. A test that says nothing
-// runs in both: a new one cannot be left out by accident.
+// Package guest marks tests that the virtual machines of test/vm need not run. These machines repeat the tests of
+// packages that use the kernel on an older kernel. Without hardware support they run code ten to thirty times slower.
+// Tests whose outcome does not depend on the kernel therefore run on the host alone (KernelFree), and slow ones run in
+// these machines only in the long suite (Slow). Tests without a mark run in both places, so that a new test is not left
+// out by accident.
 package guest
 
 import (

@@ -20,10 +20,10 @@ func main() {
 	cgroups := flag.String("cgroups", string(vm.V2), "layout of the control groups: v1, v2, hybrid or none")
 	console := flag.Bool("console", false, "print the kernel's log and the script's standard error too, on standard error")
 	flag.BoolVar(&o.Containers, "containers", false,
-		"bring runc, QEMU and a kernel, for containers and virtual machines in it")
+		"bring runc, QEMU and a kernel, to make containers and virtual machines in the machine")
 	flag.BoolVar(&o.UserMode, "usermode", false, "a kernel in user mode, on one processor, instead of QEMU")
 	files := map[string]string{}
-	flag.Func("file", "bring a file: /where/it/is/in/the/machine=here (again for each)", func(v string) error {
+	flag.Func("file", "bring a file: PATH-IN-THE-MACHINE=PATH-HERE (repeatable)", func(v string) error {
 		at, from, ok := strings.Cut(v, "=")
 		if !ok {
 			return fmt.Errorf("not of the form at=from")
