@@ -29,7 +29,7 @@ func run() (err error) {
 	o := kube.Options{}
 	flag.IntVar(&o.Nodes, "nodes", 3, "number of nodes")
 	flag.IntVar(&o.MachineNodes, "machine", 1, "how many of them share the machine's PIDs and control groups")
-	flag.IntVar(&o.Emulated, "emulated", 0, "how many of them have a kernel of their own, with cgroup v2 alone")
+	flag.IntVar(&o.Emulated, "emulated", 0, "how many of them are emulated machines, with cgroup v2 alone")
 	flag.StringVar(&o.MicroVM, "microvm", "", "program with the command line of tare microvm, for the handler microvm")
 	flag.Parse()
 	dir, err := os.MkdirTemp("", "tare-up-")

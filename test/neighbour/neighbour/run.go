@@ -46,7 +46,7 @@ type Burst struct {
 	To   int64 `json:"to_ns"`
 }
 
-// Seconds is how long the burst lasted.
+// Seconds returns the length of the burst in seconds.
 func (b Burst) Seconds() float64 { return float64(b.To-b.From) / 1e9 }
 
 func (o Options) withDefaults() (Options, error) {
@@ -228,10 +228,10 @@ func setFIFO() error {
 	return fmt.Errorf("%w (it needs CAP_SYS_NICE, and a control group with a real-time budget)", err)
 }
 
-// bursts follows the plan. It calls nothing that could enter Go's scheduler, which would have it wait for threads of
-// ordinary priority: RawSyscall does not, and without a check of the stack (nosplit) there is no other point to stop
-// at. The times of the plan do not move: a burst that is due while the hypervisor has the CPU is shorter for it, or is
-// left out.
+// bursts follows the plan. It must not enter Go's scheduler, in which it could wait for threads of ordinary priority.
+// RawSyscall does not enter it, and neither does the function itself, because nosplit removes the check of the stack at
+// which Go can stop a goroutine. The times of the plan do not move: a burst that is due while the hypervisor has the
+// CPU becomes shorter, or is left out.
 //
 //go:nosplit
 func (t *thread) bursts() {
