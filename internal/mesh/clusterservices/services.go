@@ -36,7 +36,7 @@ const (
 type made struct {
 	api     *api
 	address netip.Addr // of this pod
-	owner   object     // metadata of every object: labels, and this pod as the owner, with which the cluster removes it
+	owner   object     // metadata of every object: labels, and this pod as owner, whose end removes the objects
 	ready   services.Ready
 	control net.Listener // for clients that ask for changes
 	// now holds the listener of each Service's endpoint, and before that of its previous endpoint: until a change has
