@@ -313,6 +313,9 @@ func (x *trial) setUp(ctx context.Context) (err error) {
 			return err
 		}
 		x.startTime = time.Since(began)
+		if s, ok := x.own.(kind.StartTimer); ok {
+			x.startTime = s.StartTime()
+		}
 		if x.objects == nil { // it runs, but reported no eBPF objects
 			x.objects = &kind.Objects{}
 		}

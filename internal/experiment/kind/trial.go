@@ -63,6 +63,12 @@ type (
 		Start(context.Context) error
 	}
 
+	// StartTimer is a Starter whose Start does something else than to start processes and to wait until they are ready.
+	// StartTime returns how long that took, or 0 if Start has started none.
+	StartTimer interface {
+		StartTime() time.Duration
+	}
+
 	// Server is an application that the engine does not start as a Player (Command). Serve starts or finds the
 	// application, and returns when it is ready. An App with an empty address serves no load.
 	Server interface {

@@ -189,8 +189,8 @@ var startMetrics = []Metric{{
 	Definition: metric.Definition{
 		Name: "start_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 		Better: metric.Lower, Needs: NeedRest,
-		How: "From the start of the subject's process until it reported that it was ready. Absent where it ran before " +
-			"the trial.",
+		How: "From the start of the subject's first process until the subject was ready. Absent where it ran before the " +
+			"trial, or starts with the applications.",
 	},
 	Value: func(m *Measured) (float64, bool) { return m.Start, m.Subject != nil && m.Start > 0 },
 }}

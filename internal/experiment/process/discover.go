@@ -35,6 +35,9 @@ type Objects struct {
 	// Incomplete is true if some may be missing: a program or a map was held only by processes that have ended since the
 	// ledger was read, and may have belonged to the command. Objects that existed before the command do not count.
 	Incomplete bool `json:"-"`
+	// Unheld holds the names of programs that may belong to an observed program, but no process holds them: they are
+	// pinned, or attached for good. Existing.Found sets it.
+	Unheld []string `json:"-"`
 }
 
 // Object is an eBPF program or map.
@@ -160,6 +163,18 @@ func replaced(l *ledger.Ledger, programs map[uint32]bool) (old []ledger.Program)
 		}
 	}
 	return old
+}
+
+// unheld returns the names of the programs in a ledger that no process holds and that ran in its window, or may have.
+// Those that container engines attach to the group of each container, to decide which devices it may open, are left out.
+func unheld(l *ledger.Ledger) (names []string) {
+	for _, p := range l.Programs {
+		if !p.Own && len(p.Owners) == 0 && !p.Unloaded && p.Type != "cgroup_device" && (p.RunCount == nil || *p.RunCount > 0) {
+			names = append(names, p.Name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func holds(pids []int, holders []ledger.Owner) bool {

@@ -258,3 +258,22 @@ func TestEndedSince(t *testing.T) {
 		}
 	}
 }
+
+// TestUnheld: a program that no process holds and that ran may belong to an observed program. One that did not run, that
+// is Tare's, or with which container engines guard devices does not count.
+func TestUnheld(t *testing.T) {
+	runs := func(n uint64) *uint64 { return &n }
+	l := &ledger.Ledger{Programs: []ledger.Program{
+		{Name: "cil_from_netdev", Type: "sched_cls", RunCount: runs(7)},
+		{Name: "cil_from_netdev", Type: "sched_cls", RunCount: runs(9)},
+		{Name: "not_counted", Type: "xdp"},
+		{Name: "idle", Type: "xdp", RunCount: runs(0)},
+		{Name: "own", Type: "xdp", RunCount: runs(1), Own: true},
+		{Name: "held", Type: "xdp", RunCount: runs(1), Owners: []ledger.Owner{{PID: 1}}},
+		{Name: "gone", Type: "xdp", Unloaded: true},
+		{Name: "", Type: "cgroup_device", RunCount: runs(3)},
+	}}
+	if got, want := unheld(l), []string{"cil_from_netdev", "not_counted"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -518,7 +518,7 @@ func (e *Existing) ended(what string) error {
 
 // Found returns what belongs to the target now: its processes, and the eBPF programs and maps of the ledger that they
 // hold, or that the processes of the last Refresh held. Refresh must be called when the ledger has been read. Objects
-// that no process holds are left out: the target was running before, so their owner is unknown.
+// that no process holds are left out: the target was running before, so their owner is unknown (Objects.Unheld).
 func (e *Existing) Found(l *ledger.Ledger) (Found, error) {
 	atEdge := e.PIDs
 	if err := e.Refresh(); err != nil {
@@ -528,5 +528,6 @@ func (e *Existing) Found(l *ledger.Ledger) (Found, error) {
 	if err != nil {
 		return Found{}, fmt.Errorf("observing %s: %w", e.Target, err)
 	}
+	found.Unheld = unheld(l)
 	return found, nil
 }

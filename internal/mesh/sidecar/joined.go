@@ -39,8 +39,9 @@ type joined struct {
 	entry   map[string]string      // the address that loads connect to, by application
 	proxies []*one                 // for each application, the server's proxy before the client's
 
-	version  string
-	evidence *Evidence
+	version   string
+	startTime time.Duration
+	evidence  *Evidence
 }
 
 // one holds the state of one proxy.
@@ -151,9 +152,14 @@ func (j *joined) Start(ctx context.Context) error {
 	for _, p := range j.proxies {
 		p.began = p.processes()
 	}
+	j.startTime = time.Since(began)
 	j.version = j.proxy.About().version(ctx, program)
 	return nil
 }
+
+// StartTime returns the time from the start of the first proxy until a request had passed through all of them; 0 if there
+// are none.
+func (j *joined) StartTime() time.Duration { return j.startTime }
 
 // plan determines the Place of each proxy of an application, and adds these proxies to j.proxies.
 func (j *joined) plan(app, address, program string) error {

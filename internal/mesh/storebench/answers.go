@@ -1,8 +1,10 @@
 package storebench
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"tare/internal/experiment/record"
@@ -115,23 +117,33 @@ func flushVerdict(s *analysis.Summary, t *analysis.Table) analysis.Answer {
 	p := &prose{analysis.Prose{Summary: s}}
 	fastest, counted := map[string]int{}, 0
 	for _, at := range t.Levels {
-		best, least := "", math.Inf(1)
+		var all []*analysis.Estimate
 		for _, arm := range t.Arms {
-			if e := s.Find("flush_seconds", arm, at); arm != record.AA && e != nil && e.Value < least {
-				best, least = arm, e.Value
+			if e := s.Find("flush_seconds", arm, at); arm != record.AA && e != nil {
+				all = append(all, e)
 			}
 		}
-		if best != "" {
-			fastest[best]++
-			counted++
+		if len(all) < 2 {
+			continue
+		}
+		counted++
+		slices.SortFunc(all, func(a, b *analysis.Estimate) int { return cmp.Compare(a.Value, b.Value) })
+		first := all[0]
+		if !slices.ContainsFunc(all[1:], func(e *analysis.Estimate) bool {
+			return first.Hi == nil || e.Lo == nil || *first.Hi >= *e.Lo
+		}) {
+			fastest[first.Arm]++
 		}
 	}
 	for _, arm := range t.Arms {
-		if n := fastest[arm]; n == counted {
+		if n := fastest[arm]; n > 0 && n == counted {
 			p.Add("%s has the shortest flushes%s.", s.ArmName(arm), map[bool]string{true: " at every level"}[counted > 1])
 		} else if n > 0 {
 			p.Add("%s has the shortest flushes at %d of %d levels.", s.ArmName(arm), n, counted)
 		}
+	}
+	if len(fastest) == 0 && counted > 0 {
+		p.Add("No store has clearly the shortest flushes: the intervals of the fastest overlap.")
 	}
 	var open []string
 	for _, arm := range t.Subjects() {
@@ -145,7 +157,10 @@ func flushVerdict(s *analysis.Summary, t *analysis.Table) analysis.Answer {
 		case v.resolved == 0:
 			open = append(open, arm)
 		default:
-			text := strings.Replace(v.String(), "times as long", "times slower", 1)
+			text := v.String()
+			if v.lo >= 1 {
+				text = strings.Replace(text, "times as long", "times slower", 1)
+			}
 			if v.resolved < v.n {
 				text += fmt.Sprintf(" (resolved at %d of %d levels)", v.resolved, v.n)
 			}

@@ -2,6 +2,7 @@ package storebench
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"tare/internal/experiment/record"
@@ -38,6 +39,33 @@ func TestFlushAnswers(t *testing.T) {
 	if s.ArmName(record.Direct) != "pooled (baseline)" || s.ArmName(record.AA) != "pooled (again)" ||
 		s.ArmName("naive") != "naive" {
 		t.Error("arms are called otherwise")
+	}
+}
+
+// TestFastest: a store is called the fastest only where its interval is clear of the others', and a range around 1 has no
+// word that only holds above it.
+func TestFastest(t *testing.T) {
+	levels := []map[string]string{{"*.operation": "insert"}, {"*.operation": "delete"}}
+	s := analysistest.Sweep{Baseline: "pooled", Levels: levels, Arms: []string{"either", "like"}}.Answered(t,
+		func(arm string, level map[string]string) map[string]float64 {
+			m := map[string]float64{"flush_seconds": 100e-6, "records_per_flush": 1}
+			if arm == "either" {
+				m["flush_seconds"] = map[string]float64{"insert": 80e-6, "delete": 120e-6}[level["*.operation"]]
+			}
+			return m
+		})
+	text := s.Answers[0].Answer
+	if !strings.Contains(text, "either has the shortest flushes at 1 of 2 levels.") ||
+		!strings.Contains(text, "Against pooled, either is 0.81 to 1.2 times as long.") || strings.Contains(text, "like has") ||
+		strings.Contains(text, "pooled (baseline) has") {
+		t.Errorf("%q", text)
+	}
+	s = analysistest.Sweep{Baseline: "pooled", Levels: levels[:1], Arms: []string{"like"}}.Answered(t,
+		func(string, map[string]string) map[string]float64 {
+			return map[string]float64{"flush_seconds": 100e-6, "records_per_flush": 1}
+		})
+	if text := s.Answers[0].Answer; !strings.Contains(text, "No store has clearly the shortest flushes") {
+		t.Errorf("%q", text)
 	}
 }
 

@@ -3,13 +3,13 @@ package microvm
 import (
 	"cmp"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/lib/fault"
 )
 
@@ -51,7 +51,7 @@ func (r *Runtime) ByRunc(id string) bool {
 
 // Runc replaces this process by runc with the given arguments. It returns only if that fails.
 func (r *Runtime) Runc(args ...string) error {
-	runc, err := exec.LookPath("runc")
+	runc, err := child.Find("runc")
 	if err != nil {
 		return fault.Wrap(err, fault.Machine, "runc", "apt-get install runc",
 			"the container that holds the namespaces of a pod needs runc")

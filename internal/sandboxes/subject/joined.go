@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -249,6 +250,9 @@ func (j *joined) Start(context.Context) error {
 	return nil
 }
 
+// StartTime returns 0, because the sandboxes were started with the applications: see sandbox_start_seconds.
+func (j *joined) StartTime() time.Duration { return 0 }
+
 // Begun starts goroutines that follow memory until the end of the window, read the CPU time of processes at the
 // window's edges, and read the machine's memory just before the window's end.
 func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
@@ -394,33 +398,37 @@ func (j *joined) look() error {
 	if err := j.trial.Read(ctx, readingRemoved); err != nil {
 		return err
 	}
+	asked := false
 	for _, s := range j.inOrder() {
-		j.reclaim(s.group)
+		asked = j.reclaim(s.group) || asked
+	}
+	if !asked {
+		return nil
 	}
 	return j.trial.Read(ctx, readingReclaimed)
 }
 
 // reclaim makes the kernel reclaim as much memory of one of the trial's groups as it can, with force_empty on v1 and
-// reclaim on v2 (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). It ignores errors, because some
-// memory may not be reclaimable.
-func (j *joined) reclaim(g kind.Group) {
+// reclaim on v2 (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). It reports whether the kernel can be
+// asked for that, which is so on v2 since Linux 5.19. Some memory may not be reclaimable, so it ignores other errors.
+func (j *joined) reclaim(g kind.Group) (asked bool) {
 	h, ok := j.trial.Cgroups().Controller("memory")
 	if !ok {
-		return
+		return false
 	}
 	dir, ok := h.Dir(g.Path())
 	if !ok {
-		return
+		return false
 	}
 	file, text := "memory.force_empty", "0"
 	if h.V2 {
 		current, err := os.ReadFile(filepath.Join(dir, "memory.current"))
 		if err != nil {
-			return
+			return false
 		}
 		file, text = "memory.reclaim", strings.TrimSpace(string(current))
 	}
-	_ = cgroup.Write(filepath.Join(dir, file), text)
+	return !errors.Is(cgroup.Write(filepath.Join(dir, file), text), fs.ErrNotExist)
 }
 
 // Removed removes everything that is left of the sandboxes on this machine, and returns what it found.

@@ -230,7 +230,7 @@ func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pau
 	const within = int64(3 * time.Millisecond)
 	g.stolen = 0
 	counted := map[int]bool{} // stalls, by their index
-	for _, h := range held {
+	for at, h := range held {
 		if h[1]-h[0] < int64(5*time.Millisecond) {
 			g.short++
 			continue
@@ -269,6 +269,7 @@ func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pau
 			continue
 		}
 		g.found++
+		h = whole(held, at, seen, int64(n.PeriodSeconds*1e9))
 		off := max(seen.From-h[0], h[0]-seen.From, seen.To-h[1], h[1]-seen.To)
 		if off <= within {
 			g.near++
@@ -280,6 +281,20 @@ func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pau
 			t.Errorf("it is taken for another")
 		}
 	}
+}
+
+// whole returns the stretch at an index, together with the stretches next to it that the witness saw as one with it. Gaps
+// of less than the time between two looks lie between them: an interrupt, or a stall that is too short for a record,
+// which does not end the task's turn. The task sleeps for longer than that between its turns.
+func whole(held [][2]int64, at int, seen *ledger.Stall, period int64) [2]int64 {
+	h := held[at]
+	for i := at - 1; i >= 0 && h[0]-held[i][1] < period && seen.From < held[i][1]; i-- {
+		h[0] = held[i][0]
+	}
+	for i := at + 1; i < len(held) && held[i][0]-h[1] < period && held[i][0] < seen.To; i++ {
+		h[1] = held[i][1]
+	}
+	return h
 }
 
 // kernelSteal returns the CPU time in seconds that the kernel has counted as stolen since boot.

@@ -22,6 +22,7 @@ import (
 	"tare/internal/lib/files"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
+	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 )
@@ -56,10 +57,15 @@ func (e *Evidence) addTo(t kind.Trial) error {
 
 // ForRecord converts found eBPF programs and maps for a record, and warns if some may be missing.
 func ForRecord(t kind.Trial, found process.Objects) kind.Objects {
-	objects := kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}, Incomplete: found.Incomplete}
+	objects := kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{},
+		Incomplete: found.Incomplete || len(found.Unheld) > 0}
 	if found.Incomplete {
 		t.Warn("holder-ended", "a process that held eBPF objects ended just after the window, and may have belonged to %s: "+
 			"what its programs and maps used is not known", t.Arm())
+	}
+	if len(found.Unheld) > 0 {
+		t.Warn("programs-unheld", "no process holds the eBPF programs %s, so they may belong to %s: what its programs and "+
+			"maps used is not known", text.ClipLine(strings.Join(found.Unheld, ", "), 200), t.Arm())
 	}
 	for _, p := range found.Programs {
 		objects.Programs = append(objects.Programs, kind.Object{ID: p.ID, Name: p.Name})
@@ -322,6 +328,9 @@ func (o *observed) Start(context.Context) error {
 	}
 	return o.trial.Observe(kind.Subject, "", o.existing.Path)
 }
+
+// StartTime returns 0: the program was running before.
+func (o *observed) StartTime() time.Duration { return 0 }
 
 // Begun begins to check that the program stays in its control group.
 func (o *observed) Begun(context.Context, role.Schedule) error { return o.existing.Watch() }
