@@ -260,6 +260,7 @@ type settlement struct {
 	maps          map[string]*sum // by workload: bytes of tare's maps charged to its groups
 	mapsElsewhere map[string]*sum // bytes charged to neither a workload's groups nor tare's
 	mapsUnplaced  bool            // the kernel does not expose to which group some of tare's maps are charged
+	unplacedFor   map[string]bool // the workloads that such maps serve
 	// noPrograms is true if programs could not be read. noMaps is true if programs or maps could not be read, because
 	// which maps are tare's follows from the programs that use them.
 	noPrograms, noMaps bool
@@ -457,7 +458,7 @@ func (s *settlement) servedBy(c Charged) string {
 
 // addMaps places the memory of tare's maps by the group that the kernel charges for it.
 func (s *settlement) addMaps() {
-	s.maps, s.mapsElsewhere = map[string]*sum{}, map[string]*sum{}
+	s.maps, s.mapsElsewhere, s.unplacedFor = map[string]*sum{}, map[string]*sum{}, map[string]bool{}
 	for _, m := range s.l.Maps {
 		if m.Charge != ChargeTare {
 			continue
@@ -465,6 +466,9 @@ func (s *settlement) addMaps() {
 		bytes := m.size()
 		if m.ChargedTo == nil {
 			s.mapsUnplaced = true
+			if w := s.servedBy(m.Charged); w != "" {
+				s.unplacedFor[w] = true
+			}
 			continue
 		}
 		switch c := s.chargeOf(*m.ChargedTo); c.Charge {
@@ -588,13 +592,16 @@ func (s *settlement) weighMemory(w *Workload, own, serving []Charged, note func(
 		note("the hard memory of %s is not known", some(unknown))
 	}
 	elsewhere, inside := s.mapsElsewhere[w.Name].value(), s.maps[w.Name].value()
-	if s.noMaps {
+	if s.noMaps || s.unplacedFor[w.Name] {
 		elsewhere, inside = nil, nil
 	}
 	groups = known.Sum(groups, elsewhere)
 	switch {
 	case s.noMaps:
 		note("which eBPF maps are tare's could not be read: gross, net and tare memory are not known")
+	case s.unplacedFor[w.Name]:
+		note("the kernel does not show which group pays for some maps of tare that serve this workload: gross, net and " +
+			"tare memory are not known")
 	case s.mapsUnplaced:
 		inside = nil
 		note("the kernel does not show which group pays for some maps of tare: net and tare memory are not known")

@@ -172,6 +172,10 @@ func TestSettle(t *testing.T) {
 		{"nothing of it could be placed", Ledger{
 			Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Programs: []Program{named(tareProgram(unplaced))}},
 			map[string]string{"shop": "- - - - | 100 100 0 0"}},
+		{"the payer of a map of it is not known", Ledger{
+			Cgroups: []Cgroup{group("/a", 2, 100, shop), group("/b", 3, 60, bank)},
+			Maps:    []Map{{Charged: forShop, Bytes: ptr(uint64(9))}}},
+			map[string]string{"shop": "2 2 0 0 | - - - -", "bank": "3 3 0 0 | 60 - - -"}},
 		{"a part of it could not be placed", Ledger{
 			Cgroups:  []Cgroup{group("/a", 2, 100, shop)},
 			Programs: []Program{named(tareProgram(in("/a", Task, 0.5), in("(idle)", Softirq, 0.125), unplaced))}},

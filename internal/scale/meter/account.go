@@ -474,10 +474,10 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	var lacking []string
 	for _, g := range groups {
 		before, wasThere := a.w.first.groups[g]
-		if g.Vanished && !wasThere {
+		now := a.last.groups[g]
+		if g.Vanished && !wasThere && !now.UsageNs.OK {
 			continue
 		}
-		now := a.last.groups[g]
 		c := ledger.Cgroup{
 			Path:     g.Path,
 			Vanished: g.Vanished,
@@ -495,7 +495,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			c.Periods = counted(now.Periods, before.Periods, wasThere)
 		}
 		c.CPUReset = now.UsageNs.OK && (now.Resets != before.Resets || wasThere && now.UsageNs.N < before.UsageNs.N)
-		if atTop(g.Path) && c.CPUSeconds == nil {
+		if atTop(g.Path, a.m.root()) && c.CPUSeconds == nil {
 			a.untold = a.untold || c.CPUReset
 			a.absorbed = a.absorbed || !c.CPUReset && (before.UsageNs.OK || now.UsageNs.OK)
 		}
@@ -529,11 +529,23 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 // their time.
 func (a *account) isLate(g *cgroup.Group) bool {
 	slack := time.Duration(a.seconds() / 100 * float64(time.Second))
-	return g.Renamed || !atTop(g.Path) && g.Made.Before(a.w.first.wall.Add(-slack))
+	return g.Renamed || !atTop(g.Path, a.m.root()) && g.Made.Before(a.w.first.wall.Add(-slack))
 }
 
-// atTop reports whether a path is that of the root group or of a group directly below it.
-func atTop(path string) bool { return strings.LastIndexByte(path, '/') == 0 }
+// atTop reports whether a path is that of the given root group, or of a group directly below it.
+func atTop(path, root string) bool {
+	rest, is := strings.CutPrefix(path, strings.TrimSuffix(root, "/"))
+	return is && (rest == "" || strings.LastIndexByte(rest, '/') == 0)
+}
+
+// root returns the path of the topmost group whose CPU time can be read. It is not "/" if only a part of the hierarchy is
+// mounted, as in a container without a control group namespace.
+func (m *Meter) root() string {
+	if h, ok := m.layout.CPU(); ok {
+		return h.Root
+	}
+	return "/"
+}
 
 // memoryOf returns the memory of a group for a ledger. Ledgers share it until it changes, because memory is not read
 // in every window.
@@ -765,14 +777,14 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		unread[g.Path] = true
 	}
 	untold := a.untold // total includes what some top-level group used, but nothing says how much that was
-	lacking := false
+	lacking, root := false, a.m.root()
 	for _, c := range l.Cgroups {
 		switch {
-		case c.Path == "/":
+		case c.Path == root:
 			total = c.CPUSeconds
-		case atTop(c.Path) && c.CPUSeconds != nil:
+		case atTop(c.Path, root) && c.CPUSeconds != nil:
 			u.Groups += *c.CPUSeconds
-		case atTop(c.Path):
+		case atTop(c.Path, root):
 			lacking = true
 			untold = untold || unread[c.Path]
 		}
@@ -780,7 +792,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	if lacking { // the groups below those may be known
 		u.Groups = 0
 		for i, own := range ledger.NewTree(l.Cgroups).Own((*ledger.Cgroup).CPUNanoseconds) {
-			if l.Cgroups[i].Path != "/" {
+			if l.Cgroups[i].Path != root {
 				u.Groups += time.Duration(known.Or(own, 0)).Seconds()
 			}
 		}
@@ -796,7 +808,10 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		a.warn("no-root-usage", "the CPU time of processes outside control groups cannot be told from that of groups that "+
 			"could not be read, or whose counters were reset: it is part of what is unexplained")
 	case total != nil:
-		u.Root = *total - u.Groups - u.Kernel
+		u.Root = *total - u.Groups
+		if !a.m.part { // kernel threads are in no part of the machine
+			u.Root -= u.Kernel
+		}
 		// The counters of an edge are not read at one instant, so Root may also be negative: by up to the duration of the
 		// reading, on each CPU.
 		if apart := (a.w.first.took + a.last.took).Seconds(); u.Root < -max(0.01*u.Capacity, apart*float64(l.Host.CPUs)) {
@@ -815,7 +830,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 			"unexplained")
 	}
 	if path := l.Self.Cgroup; path != nil {
-		u.InGroup = *path != "/"
+		u.InGroup = *path != root
 	}
 	if a.found != nil && !a.m.hidden {
 		u.IdleInterrupts = new(float64(a.found.idleInterrupts) * a.m.sampler.Period().Seconds())
@@ -862,7 +877,7 @@ func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 	for i := range l.Programs {
 		ran := ranPart(&l.Programs[i])
 		for _, s := range l.Programs[i].Shares {
-			if s.Cgroup == nil {
+			if s.Cgroup == nil || a.inSelf(l, &l.Programs[i], &s) {
 				continue
 			}
 			b := ledger.BPFTime{Where: ledger.InGroups, Context: s.Context, Seconds: s.Seconds * ran}
@@ -881,6 +896,12 @@ func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 		}
 	}
 	return times
+}
+
+// inSelf reports whether a share is of a program that Tare runs itself, such as an iterator: the process's own CPU time
+// contains it.
+func (a *account) inSelf(l *ledger.Ledger, p *ledger.Program, s *ledger.Share) bool {
+	return p.Own && s.Context == ledger.Task && l.Self.Cgroup != nil && *s.Cgroup == *l.Self.Cgroup
 }
 
 // rootUsage returns the CPU time of processes in the root group where v2 counts CPU time. It leaves out processes that

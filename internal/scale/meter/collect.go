@@ -137,7 +137,7 @@ func (c *collector) finish(to int64) error {
 func (c *collector) cut(to, listed int64) *collector {
 	locator := c.locator
 	// Most of these groups and threads have gone by now, so start afresh.
-	if len(locator.names.names) > maxGroupNames || len(locator.threads) > maxThreads {
+	if max(len(locator.names.names), len(locator.ids)) > maxGroupNames || len(locator.threads) > maxThreads {
 		hidden := locator.hidden
 		locator = newLocator(locator.layout, newGroupNames(), c.sampler.HasCgroup())
 		locator.hidden = hidden

@@ -462,7 +462,8 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if err := w.prepare(m.prepare); err != nil {
 		return nil, err
 	}
-	m.forgetGroups() // groups come and go as long as the meter lives
+	m.forgetGroups() // groups and kernel threads come and go as long as the meter lives
+	m.kernel.Forget()
 	if err := w.drain(); err != nil {
 		return nil, err
 	}
@@ -588,6 +589,9 @@ func (w *Window) drain() error {
 		}
 	}
 	if !w.watching {
+		if w.collector != nil {
+			w.collector.join(now) // forgets what only the witness's stalls would need
+		}
 		return nil
 	}
 	return w.try(&w.parts.witness, func() error {
@@ -609,9 +613,9 @@ func (w *Window) halt() error {
 	return <-w.done
 }
 
-// finish ends sampling and the witness. It returns the witness's account of the time between the edges, or nil without
-// a witness.
-func (w *Window) finish(last edge) (seen *witness.Account, err error) {
+// finish ends sampling and the witness. Samples count until the time to. It returns the witness's account of the time
+// between the edges, or nil without a witness.
+func (w *Window) finish(last edge, to int64) (seen *witness.Account, err error) {
 	m := w.m
 	err = w.halt()
 	if w.watching && last.at > 0 {
@@ -621,7 +625,7 @@ func (w *Window) finish(last edge) (seen *witness.Account, err error) {
 		err = errors.Join(err, w.must(&w.parts.witness, m.witness.Disable))
 	}
 	if w.collector != nil { // whatever failed, sampling must end
-		err = errors.Join(err, w.must(&w.parts.samples, func() error { return w.collector.finish(monotonic()) }))
+		err = errors.Join(err, w.must(&w.parts.samples, func() error { return w.collector.finish(to) }))
 	}
 	if err != nil || !w.watching {
 		return nil, err
@@ -676,7 +680,8 @@ func (w *Window) close(err error) (*ledger.Ledger, error) {
 	if err == nil {
 		programs, err = w.readCounters()
 	}
-	seen, ferr := w.finish(last)
+	to := monotonic() // what runs from now on is in no counter
+	seen, ferr := w.finish(last, to)
 	if err = errors.Join(err, ferr); err != nil {
 		return nil, err
 	}

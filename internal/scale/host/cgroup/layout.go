@@ -184,6 +184,16 @@ func (l *Layout) CPUMode() string {
 // (include/linux/proc_ns.h).
 const initialNamespace = 0xEFFFFFFB
 
+// chargesKernel reports whether the kernel charges the memory that it uses itself to groups. It does, unless it was
+// booted with cgroup.memory=nokmem (Documentation/admin-guide/kernel-parameters.txt).
+func (l *Layout) chargesKernel() bool {
+	cmdline, _ := os.ReadFile(filepath.Join(l.roots.proc(), "cmdline"))
+	return !slices.ContainsFunc(strings.Fields(string(cmdline)), func(word string) bool {
+		values, is := strings.CutPrefix(word, "cgroup.memory=")
+		return is && slices.Contains(strings.Split(values, ","), "nokmem")
+	})
+}
+
 // Whole reports whether the hierarchy that counts CPU time shows all of the machine's groups. It is false if only a
 // subtree is mounted, if this process is in a cgroup namespace and the mount does not include the groups above that
 // namespace, or if the mount is that of another namespace, as in a pod of a node that is a container.

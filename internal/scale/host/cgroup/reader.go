@@ -84,6 +84,7 @@ type Reader struct {
 	// readable: groups that this process may not read are added to unread; otherwise they make Refresh fail
 	readable bool
 	lean     bool // see Lean
+	noKernel bool // the kernel does not charge its own memory to groups: its counters of that are 0
 
 	noting  bool // inotify is open, to notice writes to CPU counters of v1
 	inotify int
@@ -187,6 +188,8 @@ func (r *Reader) ReadMemoryOf(g *Group) error {
 		g.Memory = Memory{}
 	case g.Vanished:
 		g.Memory = last
+	case r.noKernel:
+		g.Memory.Kernel = Value{}
 	}
 	return err
 }
@@ -200,7 +203,7 @@ func NewReaderOf(l *Layout, names []string) (*Reader, error) {
 
 func newReader(l *Layout, tops []string, readable bool) (*Reader, error) {
 	r := &Reader{live: map[string]*Group{}, buf: make([]byte, 16<<10), tops: tops, readable: readable,
-		watched: map[int]*node{}}
+		watched: map[int]*node{}, noKernel: !l.chargesKernel()}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return nil, fmt.Errorf("reading the limit on open files: %w", err)

@@ -108,6 +108,32 @@ func TestReaderFixtures(t *testing.T) {
 	}
 }
 
+// TestNoKernelMemory: a kernel that does not charge its own memory to groups reports 0 for it. That is not what they use.
+func TestNoKernelMemory(t *testing.T) {
+	for cmdline, charges := range map[string]bool{
+		"quiet": true, "quiet cgroup.memory=nosocket,nokmem": false, "cgroup.memory=nokmem quiet": false,
+		"cgroup.memory=nobpf": true, "x.cgroup.memory=nokmem": true,
+	} {
+		l := fixture(t, "v1")
+		proc := t.TempDir()
+		if err := os.WriteFile(filepath.Join(proc, "cmdline"), []byte(cmdline+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l.roots.Proc = proc
+		r, err := NewReader(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		if err := errorsOf(r); err != nil {
+			t.Fatal(err)
+		}
+		if g := r.find(t, "/docker"); g.Memory.Kernel.OK != charges || !g.Memory.Anon.OK {
+			t.Errorf("%q: %+v", cmdline, g.Memory)
+		}
+	}
+}
+
 // TestRootUsage: the usage of the machine's root of v2 is that of its parts, because older kernels add stolen time to
 // usage_usec. A root that is only that of a container (it has cgroup.events) counts its tasks.
 func TestRootUsage(t *testing.T) {

@@ -61,6 +61,7 @@ func TestStatSince(t *testing.T) {
 		"one goes":         {before(0, 1), after(350, one), 1, 2.5, []int{1}},
 		"one comes":        {before(0), after(53, one, other), 1, 2.5, []int{1}},
 		"one goes for one": {before(1), after(53, one), 0, 1.5, []int{0, 1}},
+		"one comes back":   {before(0, 1), after(104, one, CPUTime{1, 3, 10.5}), 1, 2.5, []int{1}},
 		"numbers differ":   {before(0, 7), after(53, one, CPUTime{3, 1, 1}), 1, 2.5, []int{3, 7}},
 		"nothing is read":  {Stat{}, Stat{}, 0, 0, nil},
 	} {

@@ -46,7 +46,9 @@ type Elapsed struct {
 // The kernel's totals of busy time stay valid when a CPU goes offline or comes back. Its total of idle time does not:
 // for a CPU that is online it comes from one clock, and for one that is offline from another (get_idle_time in
 // fs/proc/stat.c), and these differ by minutes or hours. If CPUs moved, idle time is therefore added up over those
-// that stayed. A CPU that went and came back between the readings goes unnoticed.
+// that stayed. A CPU that went and came back between the readings, as when the machine is suspended, goes unnoticed on
+// kernels on which its idle time goes on. On others it begins anew (before 71fee48fb772 "tick-sched: Fix idle and iowait
+// sleeptime accounting vs CPU hotplug", Linux 6.8), and the CPU counts as one that moved.
 func (s Stat) Since(first Stat, seconds float64) Elapsed {
 	e := Elapsed{
 		User: s.User + s.Nice - first.User - first.Nice, System: s.System - first.System, IRQ: s.IRQ - first.IRQ,
@@ -59,7 +61,8 @@ func (s Stat) Since(first Stat, seconds float64) Elapsed {
 	var stayed, waiting, busy float64
 	for _, c := range s.Online {
 		b, there := before[c.CPU]
-		if !there {
+		if !there || c.Waiting < b.Waiting-anew {
+			delete(before, c.CPU)
 			e.Moved = append(e.Moved, c.CPU)
 			continue
 		}
@@ -81,6 +84,10 @@ func (s Stat) Since(first Stat, seconds float64) Elapsed {
 	e.Capacity += max(s.Busy()-first.Busy()-busy, 0)
 	return e
 }
+
+// anew is the fall of a CPU's idle time, in seconds, from which on it counts as begun anew. The kernel's count of the
+// time spent waiting for disks may fall a little (Documentation/filesystems/proc.rst, "iowait").
+const anew = 1
 
 // Stat reads /proc/stat.
 func (f FS) Stat() (Stat, error) {
