@@ -95,7 +95,7 @@ func TestTopGroupRenamed(t *testing.T) {
 		for i, own := range ledger.NewTree(l.Cgroups).Own((*ledger.Cgroup).CPUNanoseconds) {
 			if g := &l.Cgroups[i]; strings.HasPrefix(g.Path, "/"+filepath.Base(renamed)) && own != nil {
 				sum += time.Duration(*own).Seconds()
-				if atTop(g.Path) {
+				if atTop(g.Path, "/") {
 					top += *g.CPUSeconds
 					n++
 				}
@@ -172,4 +172,20 @@ func lineOf(l *ledger.Ledger, name string) (float64, bool) {
 		}
 	}
 	return 0, false
+}
+
+// TestAtTop: where only a part of the hierarchy is mounted, its topmost group takes the place of the root.
+func TestAtTop(t *testing.T) {
+	for _, c := range []struct {
+		path, root string
+		want       bool
+	}{
+		{"/", "/", true}, {"/a", "/", true}, {"/a/b", "/", false},
+		{"/docker/x", "/docker/x", true}, {"/docker/x/a", "/docker/x", true}, {"/docker/x/a/b", "/docker/x", false},
+		{"/docker", "/docker/x", false}, {"/docker/xy", "/docker/x", false}, {"/docker/xy/a", "/docker/x", false},
+	} {
+		if got := atTop(c.path, c.root); got != c.want {
+			t.Errorf("%s below %s: %v", c.path, c.root, got)
+		}
+	}
 }
