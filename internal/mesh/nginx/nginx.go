@@ -36,7 +36,7 @@ var version = text.LazyRegexp(`(?m)^nginx version: nginx/(\S+)`)
 // rules.
 func (proxy) Check(o param.Values) error {
 	if p := sidecar.ProtocolOf(o); sidecar.OverHTTP2(p) {
-		return fmt.Errorf("nginx does not speak %s to servers: set its protocol to %s, or leave it out", p,
+		return fmt.Errorf("Tare does not set up nginx to speak %s to servers: set its protocol to %s, or leave it out", p,
 			sidecar.ProtocolTCP)
 	}
 	if sidecar.Rules(o) > 0 {

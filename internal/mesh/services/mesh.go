@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
@@ -170,13 +171,18 @@ func ServeChanges(ctx context.Context, l net.Listener, r Ready, most int, do mak
 	l = limit.AtMost(l, mostClients, func(int) {})
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // accepted connections are closed below
 	defer stop()
+	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
 	defer all.Wait()
+	defer cancel() // closes the connections, for which all waits
 	for {
 		c, err := l.Accept()
-		if errors.Is(err, net.ErrClosed) {
+		switch {
+		case errors.Is(err, net.ErrClosed):
 			return nil
-		} else if err != nil {
+		case errors.Is(err, unix.ECONNABORTED):
+			continue
+		case err != nil:
 			return fmt.Errorf("accepting clients that ask for changes: %w", err)
 		}
 		all.Go(func() {

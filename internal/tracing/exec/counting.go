@@ -171,8 +171,15 @@ func (c *Counting) Before(ctx context.Context) (err error) {
 		c.offset = c.read(ctx)
 		return c.offset.err
 	}
-	c.offset, err = c.settle(ctx, c.ready, settleTime)
-	return err
+	if c.offset, err = c.settle(ctx, c.ready, settleTime); err != nil {
+		return err
+	}
+	owed := expected(c.deliverer.Scope(), c.ready, c.offset) - (c.offset.said.Delivered - c.ready.said.Delivered)
+	if owed > 0 {
+		c.trial.Warn("events-outstanding", "when the load began, %s had not delivered %d events from before it: if they come "+
+			"later, as many of the load's events count as delivered that were not", c.trial.Arm(), owed)
+	}
+	return nil
 }
 
 // Begun schedules the reading at the load's end, after which events are late. The load ends when it has sent its

@@ -492,3 +492,14 @@ func eventsText(e *record.Events) string {
 	}
 	return string(b)
 }
+
+// TestOutstandingBeforeTheLoad: a tracer that still holds events from before the load makes the counts of the load's events
+// uncertain.
+func TestOutstandingBeforeTheLoad(t *testing.T) {
+	root(t)
+	x, c, j := newTrial(t, playing(execload.ScopeGroup, "4s")) // later than the load waits for its own start
+	x.run(c, j, 3, 0)
+	if !slices.Contains(x.codes, "events-outstanding") {
+		t.Errorf("warnings %v", x.codes)
+	}
+}
