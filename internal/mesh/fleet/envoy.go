@@ -138,13 +138,13 @@ func (l *Load) effect(ctx context.Context, to *window) error {
 		return fault.Wrap(err, fault.Machine, l.ready.Address, "see what the control plane says",
 			"a change has no effect at an Envoy")
 	}
-	if to != nil {
-		for _, when := range at {
-			if err := to.add(made.Set, map[string]int64{histogramEffect: when - made.Set}); err != nil {
-				return err
-			}
-		}
-		to.n -= int64(len(at)) - 1 // together they are one change
+	if to == nil {
+		return nil
 	}
-	return nil
+	for _, when := range at {
+		if err := to.took(map[string]int64{histogramEffect: when - made.Set}); err != nil {
+			return err
+		}
+	}
+	return to.add(made.Set, nil) // together they are one change
 }

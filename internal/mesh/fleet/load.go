@@ -330,6 +330,12 @@ func (w *window) holds(began, ended int64) {
 // add counts a piece of work that began at a time, and adds its times.
 func (w *window) add(began int64, times map[string]int64) error {
 	w.n++
+	w.slices[min(max(began-w.begin, 0)*load.Slices/(w.end-w.begin), load.Slices-1)]++
+	return w.took(times)
+}
+
+// took adds times of a piece of work.
+func (w *window) took(times map[string]int64) error {
 	for name, ns := range times {
 		if ns < 0 {
 			return fault.New(fault.Internal, name, "", "measured a negative time, %d ns", ns)
@@ -341,7 +347,6 @@ func (w *window) add(began int64, times map[string]int64) error {
 		}
 		_ = h.RecordValue(min(max(ns, 1), longest)) // within its bounds
 	}
-	w.slices[min(max(began-w.begin, 0)*load.Slices/(w.end-w.begin), load.Slices-1)]++
 	return nil
 }
 
