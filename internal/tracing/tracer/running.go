@@ -215,7 +215,7 @@ func (r *Running) Counts(ctx context.Context) (execload.Said, error) {
 	}
 	c := execload.Said{Delivered: r.delivered.n, Knows: r.delivered.seen}
 	if r.lost != nil && r.lost.doubt == "" {
-		c.Lost, c.Says = r.lost.n, r.lost.seen
+		c.Lost, c.Says = r.lost.n, r.lost.seen || r.lost.source.Sum != nil // see LossUnknown
 	}
 	return c, nil
 }

@@ -303,6 +303,9 @@ func TestStartedAgain(t *testing.T) {
 			says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
 			t.Errorf("%s: %+v, %v, want %q", script, c, err, says)
 		}
+		if says == "" && c.Says != (lossSays == "") {
+			t.Errorf("%s: %+v, and the loss is unknown for %q", script, c, lossSays)
+		}
 		if why := r.LossUnknown(); (why == "") != (lossSays == "") || !strings.Contains(why, lossSays) {
 			t.Errorf("%s: the loss is unknown, for %q, want %q", script, why, lossSays)
 		} else if why != "" && says == "" {
