@@ -20,6 +20,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/scale/ledger"
 	"tare/test/lines"
@@ -446,14 +447,13 @@ func writeMetrics(b *bytes.Buffer) {
 	b.WriteString(`# Metrics
 
 Each trial has one value of each, in "metrics" of its line in trials.jsonl. A name ends in its unit and means the same
-in every experiment. This page is generated from the definitions in the source (internal/experiment/measured, and the
-folder of each guest); a run keeps those of its version in "metrics" of run.json.
+in every experiment. Definitions of the version that made a run are in "metrics" of its run.json.
 
 ## Gates
 
-A tripped gate breaks some needs, given in parentheses, and voids the metrics that have one of these; all others stand.
-[The spec](spec.md#gates) says which gates have a setting. When the subject alone tripped the gate, because it was too
-slow, that is a result: its throughput and the part of its requests that failed stand.
+A tripped gate breaks the needs in parentheses, and voids the metrics that have one of these; all others stand. [The
+spec](spec.md#gates) says which gates have a setting. A subject that alone tripped a gate was too slow, which is a
+result: its throughput and the part of its requests that failed stand.
 
 `)
 	for _, g := range measured.Gates() {
@@ -465,36 +465,36 @@ slow, that is a result: its throughput and the part of its requests that failed 
 			sets = append(sets, words)
 		}
 	}
-	b.WriteString("\nWhat a metric needs of its trial, by the set that it names below. A tripped gate voids each metric " +
-		"whose set has a\n" +
-		"word that the gate has in parentheses; it voids no metric that names none.\n\n")
+	b.WriteString("\nThe sets of needs that metrics have; one without a set is never void.\n\n")
 	for i, words := range sets {
 		b.WriteString(lines.Wrap(fmt.Sprintf("- n%d: %s", i+1, words), "  "))
 	}
 	b.WriteString(`
 ## All metrics
 
-An entry is names with marks in brackets, in parentheses how values of several
-[nodes](nodes.md#metrics-on-several-nodes) are pooled and the set of needs, and what the metric is, to be read together
-with the text of its marks:
+An entry has names, with marks in brackets; in parentheses how values of several
+[nodes](nodes.md#metrics-on-several-nodes) are pooled and the set of needs; and a definition, to which the text of the
+marks belongs. ` + "`x_{p50,p99}_seconds`" + ` stands for two names.
 
-- **a**: answers speak of it; those that are no quantile above the median and not pooled decide a run's precision
+- **a**: answers speak of it; unless pooled or a quantile above the median, it decides a run's precision
 - **h**: higher is better; **n**: neither is; without these, lower is better
-- **+**: a cost: it may have a fixed part and parts that grow with factors, and models are fitted to it
-- **c**: also given for each named component of a subject's processes, in "components" of the trial
+- **+**: a cost: models are fitted to it
+- **c**: also given for each component of the subject, in "components" of the trial
 `)
 	for _, n := range footnotes {
 		b.WriteString(lines.Wrap(fmt.Sprintf("- **%s**: %s", n.mark, n.text), "  "))
 	}
 	b.WriteString(`
 A metric is absent, never 0, where this machine does not have its source, and where the trial has no load or subject of
-the kind that it is about (save those with the mark 0). Of metrics that differ only in a statistic, p50 to p999 are
-quantiles, max is the longest, and a time with neither is the mean. They are of all requests, changes or events of the
-trial, all loads merged; a quantile is absent when fewer than 10 (p999: 100) lie beyond it. "The same" refers to the
-entry before.
+the kind that it is about (except with the mark 0). Quantiles (p50 to p999), max, and times with neither, which are
+means, are of all requests, changes or events of the trial, all loads merged; a quantile is absent when fewer than 10
+(p999: 100) lie beyond it. "The same" refers to the entry before.
 
 `)
-	type entry struct{ names, family, rest string }
+	type entry struct {
+		names        []named
+		family, rest string
+	}
 	var entries []entry
 	for _, m := range measured.Metrics() {
 		how, marks := m.How, ""
@@ -515,30 +515,67 @@ entry before.
 				marks += n.mark
 			}
 		}
-		name := "`" + m.Name + "`"
-		if marks != "" {
-			name += "[" + marks + "]"
+		name := named{m.Name, marks}
+		var of []string
+		if m.Pool != metric.Mean {
+			of = append(of, string(m.Pool))
 		}
-		of := string(m.Pool)
 		if i := slices.Index(sets, needWords(m.Needs)); i >= 0 {
-			of += fmt.Sprintf(", n%d", i+1)
+			of = append(of, fmt.Sprintf("n%d", i+1))
 		}
 		how = beyond.ReplaceAllString(member.ReplaceAllString(how, "$1"), "")
 		family := string(m.Better)
 		if strings.HasPrefix(how, "The same") { // like the entry before it
 			family += quantileOf.ReplaceAllString(m.Name, "")
 		}
-		rest := fmt.Sprintf("(%s): %s", of, how)
+		rest := ": " + how
+		if len(of) > 0 {
+			rest = " (" + strings.Join(of, ", ") + "): " + how
+		}
 		same := func(e entry) bool { return e.rest == rest && e.family == family }
 		if i := slices.IndexFunc(entries, same); i >= 0 {
-			entries[i].names += ", " + name
+			entries[i].names = append(entries[i].names, name)
 		} else {
-			entries = append(entries, entry{name, family, rest})
+			entries = append(entries, entry{[]named{name}, family, rest})
 		}
 	}
 	for _, e := range entries {
-		b.WriteString(lines.Wrap("- "+e.names+" "+e.rest, "  "))
+		b.WriteString(lines.Wrap("- "+inFamilies(e.names)+e.rest, "  "))
 	}
+}
+
+// named is a metric's name and its marks.
+type named struct{ name, marks string }
+
+// inFamilies writes names as code, each with its marks. Names that differ only in a quantile or "max", and have the same
+// marks, share a pattern, such as x_{p50,p99}_seconds.
+func inFamilies(all []named) string {
+	var parts []named
+	for _, n := range all {
+		m := quantileOf.FindStringSubmatch(n.name)
+		if m == nil || m[1] == "" {
+			parts = append(parts, n)
+			continue
+		}
+		begin := strings.TrimSuffix(n.name, m[0]) + "_{"
+		i := slices.IndexFunc(parts, func(p named) bool {
+			return strings.HasPrefix(p.name, begin) && p.marks == n.marks
+		})
+		if i < 0 {
+			parts = append(parts, named{begin + m[1][1:] + "}_seconds", n.marks})
+		} else {
+			parts[i].name = strings.Replace(parts[i].name, "}", ","+m[1][1:]+"}", 1)
+		}
+	}
+	var text []string
+	for _, p := range parts {
+		one := regexp.MustCompile(`\{([a-z0-9]+)\}`).ReplaceAllString(p.name, "$1")
+		if p.marks != "" {
+			p.marks = "[" + p.marks + "]"
+		}
+		text = append(text, "`"+one+"`"+p.marks)
+	}
+	return strings.Join(text, ", ")
 }
 
 // footnotes are what several definitions have in common.

@@ -53,10 +53,8 @@ var limitMetrics = []Metric{
 		Value: (*Measured).limitedThrottled},
 	{Definition: metric.Definition{Name: "limited_bpf_cpus", Family: "limited", Unit: quantity.CPUs,
 		Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit,
-		How: "CPU time per second of the subject's eBPF programs inside the CPU time of the groups with a limit: above " +
-			"their tasks, in task context, and in softirq where the kernel leaves interrupts in the interrupted task's " +
-			"time. By samples, which count CPU time; where interrupts are off for long, they come late and fall on what " +
-			"runs next." + NoSubject,
+		How: "CPU time per second of the subject's eBPF programs inside the CPU time of the groups with a limit, by " +
+			"samples; where interrupts are off for long, these fall on what runs next." + NoSubject,
 	}, Value: (*Measured).limitedBPF},
 	{Definition: metric.Definition{Name: "limited_cpu_seconds_per_connection", Family: "limited", Unit: quantity.Seconds +
 		" per connection", Rank: metric.RankOther, Pool: metric.PerConnection, Cost: true, Better: metric.Lower,
@@ -76,21 +74,19 @@ var limitMetrics = []Metric{
 		}},
 	{Definition: metric.Definition{Name: "bpf_limited_inside_share", Family: "bpf", Unit: quantity.Part,
 		Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples,
-		How: "The same in both contexts, as far as it is in these groups' CPU time and so inside their limit (softirq: " +
-			"by the kernel's IRQ time accounting)." + bySamples},
+		How: "The same in both contexts, as far as it is in these groups' CPU time and so inside their limit." + bySamples},
 		Count: func(m *Measured) (in, of int) { return m.limitedSamples(m.inside) }},
 	{Definition: metric.Definition{Name: "bpf_cpus", Family: "bpf", Unit: quantity.CPUs, Rank: metric.RankBPF,
 		Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit,
-		How: "eBPF run time of the subject's programs per second, by the kernel's statistics: wall time, which can " +
-			"exceed CPU time. Only where a group has a CPU limit." + NoSubject},
+		How: "eBPF run time of the subject's programs per second: wall time, which can exceed CPU time. Only where a group " +
+			"has a CPU limit." + NoSubject},
 		Value: func(m *Measured) (float64, bool) {
 			v, ok := m.BPFRate()
 			return v, ok && len(m.limited()) > 0
 		}},
 	{Definition: metric.Definition{Name: "bpf_cpu_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF,
 		Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, Headline: true, Free: true,
-		How: "eBPF run time of the subject's programs, by the kernel's statistics, as a part of all CPUs of the " +
-			"machine." +
+		How: "eBPF run time of the subject's programs as a part of all CPUs of the machine." +
 			NoSubject}, Value: func(m *Measured) (float64, bool) {
 		v, ok := m.BPFRate()
 		return m.ofCapacity(v*m.Ledger.Window.Seconds, ok)

@@ -156,8 +156,8 @@ var workMetrics = []Metric{
 	{Definition: metric.Definition{Name: "bpf_seconds_per_connection", Family: "bpf", What: "kernel time",
 		Per: "connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankBPF, Pool: metric.PerConnection,
 		Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true,
-		How: "Run time of the subject's eBPF programs per connection opened, each as a rate by its own window (the " +
-			"ledger's, the load's). Absent where requests share connections." + NoSubject},
+		How: "Run time of the subject's eBPF programs per connection opened. Absent where requests share " +
+			"connections." + NoSubject},
 		Value: Per((*Measured).BPFRate, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "bpf_seconds_per_request", Family: "bpf", What: "kernel time", Per: "request",
 		Unit: quantity.Seconds + " per request", Rank: metric.RankBPF, Pool: metric.PerRequest, Cost: true,

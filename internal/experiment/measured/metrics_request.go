@@ -15,10 +15,9 @@ const requestBusy = "busy_cpu_seconds_per_request"
 // requestMetrics show where the CPU time of a request goes. The parts add up to the whole in each trial.
 var requestMetrics = []Metric{
 	ofRequest(requestBusy, "",
-		"CPU time per request answered of the trial's control group, of kernel threads, of interrupts outside control "+
-			"groups' time, and the unexplained rest: this machine without others and Tare. The next five are its parts. "+
-			"Without eBPF programs in interrupts where the kernel counts these separately. Absent where only a part of "+
-			"the machine's control groups can be seen.",
+		"CPU time of the machine without others and Tare, per request answered: the sum of the next five. Without eBPF "+
+			"programs in interrupts where the kernel counts these separately. Absent where only a part of the machine's "+
+			"control groups can be seen.",
 		(*Measured).busySeconds),
 	byComponent(ofRequest("subject_cpu_seconds_per_request", "its own processes",
 		"Its part in the subject's control groups."+NoSubject, (*Measured).subjectSeconds)),

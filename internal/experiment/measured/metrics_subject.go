@@ -19,8 +19,7 @@ var subjectMetrics = []Metric{
 			Name: "subject_bpf_cpus", Unit: quantity.CPUs, Rank: metric.RankBPF, Pool: metric.Sum, Cost: true,
 			Better: metric.Lower, Needs: NeedShare, Family: "bpf", Clause: "uses {} in eBPF programs",
 			Plan: "eBPF programs",
-			How: "Run time of the subject's eBPF programs per second of the window, by the kernel's statistics, wherever " +
-				"they ran." + NoSubject,
+			How:  "Run time of the subject's eBPF programs per second, wherever they ran." + NoSubject,
 		},
 		Value: (*Measured).BPFRate,
 	},
@@ -29,8 +28,8 @@ var subjectMetrics = []Metric{
 			Name: "subject_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Sum, Cost: true,
 			Better: metric.Lower, Needs: NeedShare, Family: "cpu", Clause: "uses {} in its own processes",
 			Plan: planSubject,
-			How: "CPU time of the subject's control groups per second of the window, with interrupts where the kernel " +
-				"leaves them in the interrupted task's time." + NoSubject,
+			How: "CPU time of the subject's control groups per second, with interrupts where the kernel leaves them in the " +
+				"interrupted task's time." + NoSubject,
 		},
 		Value:     func(m *Measured) (float64, bool) { return m.subjectRate(m.ofRole(kind.Subject)) },
 		Component: func(m *Measured, component string) (float64, bool) { return m.subjectRate(m.component(component)) },
@@ -39,8 +38,8 @@ var subjectMetrics = []Metric{
 		Definition: metric.Definition{
 			Name: "map_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
 			Better: metric.Lower, Needs: NeedMemory, Headline: true, Family: "map",
-			How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the ledger's method. Of a " +
-				"component: the maps that its processes hold." + NoSubject,
+			How: "Bytes of the subject's eBPF maps at the end of the window, each map once. Of a component: the maps that its " +
+				"processes hold." + NoSubject,
 		},
 		Value:     (*Measured).MapBytes,
 		Component: (*Measured).componentMapBytes,

@@ -116,39 +116,37 @@ var (
 	GateIdle = &Gate{Name: "idle", Breaks: []Need{Worked, Rated}, Quiet: ledger.Subject,
 		Why: "nothing was done in the window"}
 	GateIdleCopy = &Gate{Name: "idle", Breaks: []Need{Worked, Rated}, Quiet: ledger.Subject,
-		Why: "one copy of a load did nothing: less was done than was asked for, and what the idle copy cost was not " +
-			"for it"}
+		Why: "one copy of a load did nothing, but cost something"}
 	GateRate = &Gate{Name: "rate", Breaks: []Need{Rated}, Quiet: ledger.Subject,
-		Why: "latency at a missed rate is that of a queue, and parts of the machine go with the rate; costs of what " +
-			"was done are right"}
+		Why: "latency at a missed rate is that of a queue, and shares of the machine follow the rate; costs of what was " +
+			"done are right"}
 	GateErrors = &Gate{Name: "errors", Breaks: []Need{Complete}, Quiet: ledger.Subject,
 		Why: "failed requests have no latency, and cost without counting as work"}
 	GateDrain = &Gate{Name: "drain", Breaks: []Need{Complete}, Quiet: ledger.Subject,
-		Why: "unanswered requests are the slowest, are missing from latency, and cost without counting as work"}
+		Why: "unanswered requests are the slowest, and cost without counting as work"}
 	GateUnsent = &Gate{Name: "drain", Breaks: []Need{Rated}, Quiet: ledger.Subject,
-		Why: "requests that were never sent are missing from the rate and are the slowest; they cost nothing"}
+		Why: "requests that were never sent are the slowest; they cost nothing"}
 	GateLag = &Gate{Name: "lag", Breaks: []Need{Paced}, Quiet: ledger.Generator,
-		Why: "late requests come in bursts, which the subject would not have had to serve"}
+		Why: "late requests come in bursts"}
 	GateLagRunning = &Gate{Name: "lag-running", Breaks: []Need{PacedAwake}, Quiet: ledger.Generator,
 		Why: "a generator that is late while the machine runs is late for undisturbed requests too"}
 	GateGenerator = &Gate{Name: "generator-cpu", Breaks: []Need{Paced}, Quiet: ledger.Generator,
 		Why: "a generator short of CPU reads answers late"}
 	GateConnections = &Gate{Name: "connections", Breaks: []Need{Connected}, Quiet: ledger.Subject,
-		Why: "latency, throughput and memory depend on the number of connections; the cost of one does not"}
+		Why: "latency, throughput and memory depend on the number of connections"}
 	GateDriftLatency = &Gate{Name: "drift", Breaks: []Need{Steady}, Quiet: ledger.Unknown,
-		Why: "one quantile cannot describe two states; all else goes with the rate of an open loop, which was reached " +
-			"or has its own gate"}
+		Why: "in an open loop, one quantile cannot describe two states"}
 	GateDriftRate = &Gate{Name: "drift", Breaks: []Need{SteadyRate}, Quiet: ledger.Unknown,
-		Why: "in a closed loop latency and parts of the machine change with throughput; cost per piece of work does not"}
+		Why: "in a closed loop, latency and shares of the machine change with throughput; cost per piece of work does not"}
 	GateThrottled = &Gate{Name: "throttled", Breaks: []Need{Unthrottled}, Quiet: ledger.Unknown,
 		Why: "a throttled group is late and slow; what it did costs the same"}
 	GateHeld = &Gate{Name: "held", Breaks: []Need{Held}, Quiet: ledger.Unknown,
-		Why: "something other than the limit decided how much the groups used, and so how much work they did"}
+		Why: "something other than the limit decided how much the groups used"}
 	GateWindow = &Gate{Name: "window", Breaks: []Need{Windowed}, Quiet: ledger.Unknown,
-		Why: "kernel counters are of another time than the load, whose own counts and times are right"}
+		Why: "kernel counters are of another time than the load"}
 	GateContained = &Gate{Name: "contained", Breaks: []Need{Contained}, Quiet: ledger.Subject,
-		Why: "what a process uses in another control group, or before its group's counter was reset, is missing from " +
-			"the trial and seems to be others'; requests are served all the same"}
+		Why: "what a process uses in another control group, or before its group's counter was reset, is missing from the " +
+			"trial"}
 	GateNodes = &Gate{Name: "nodes", Breaks: []Need{Whole}, Quiet: ledger.Unknown,
 		Why: "with too few nodes it is another trial"}
 )

@@ -29,8 +29,8 @@ var metrics = []measured.Metric{
 			Name: "admission_certificate_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
 			Cost:   true,
 			Better: metric.Lower, Needs: measured.NeedWork, Headline: true,
-			How: "Mean time from the answer to a pod's review until the pod has its certificate, over a separate " +
-				"connection, including making its token and key.",
+			How: "Mean time from the answer to a pod's review until the pod has its certificate, including making its token " +
+				"and key.",
 		},
 		Value: measured.Seconds(histogramCertificate, measured.Mean),
 	},

@@ -25,8 +25,7 @@ var metrics = []measured.Metric{
 		Definition: metric.Definition{
 			Name: "replacement_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Cost: true,
 			Better: metric.Lower, Needs: measured.NeedWork, Headline: true,
-			How: "Mean time of a configuration change of a subject with `work: replace`, from when the store gets it until " +
-				"the store returns, over all changes that began in the window.",
+			How: "Time of such a change, from when the store gets it until the store returns.",
 		},
 		Value: measured.Per(measured.WorkCount(generation.ReplacementSeconds), measured.WorkCount(generation.Replacements)),
 	},

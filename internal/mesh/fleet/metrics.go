@@ -22,23 +22,20 @@ var gateEnds = &measured.Gate{
 // Gates returns the load's gates in addition to the usual ones.
 func (guest) Gates() []*measured.Gate { return []*measured.Gate{gateEnds} }
 
-const ofChange = "From when the control plane gets a change of one service's endpoints "
-
 // metrics are the times to propagate a change, a rollout or a reconnection, and the CPU time and bytes that each costs
 // the control plane.
 var metrics = slices.Concat(
-	timed(histogramFirst, "", ofChange+"until the first of the proxies concerned has the response"),
-	timed(histogramMedian, "", ofChange+"until half of the proxies concerned have the response"),
+	timed(histogramFirst, "", "From when the control plane gets a change of one service's endpoints until the "+
+		"first of the proxies concerned has the response"),
+	timed(histogramMedian, "", "The same until half of them have it"),
 	timed(histogramLast, "has told all proxies of a change after {}",
-		ofChange+"until all of the proxies concerned have the response"),
-	timed(histogramAnswered, "", ofChange+"until all of the proxies concerned have acknowledged it"),
+		"The same until all of them have it"),
+	timed(histogramAnswered, "", "The same until all of them have acknowledged it"),
 	timed(histogramEffect, "has a change at work in a real Envoy after {}",
-		ofChange+"until the new endpoint answers a request through an Envoy, for a service that the Envoys use; each "+
-			"Envoy counts"),
+		"The same until the new endpoint answers a request through an Envoy; each Envoy counts"),
 	timed(histogramHalf, "", "From when the first of all proxies is asked to connect until half of them have all "+
 		"that they ask for"),
-	timed(histogramRollout, "has told all proxies everything after {}", "From when the first of all proxies is asked to "+
-		"connect until all of them have all that they ask for"),
+	timed(histogramRollout, "has told all proxies everything after {}", "The same until all of them do"),
 	timed(histogramChurn, "has told a tenth of the proxies everything after {}",
 		"From when the first of the returning proxies is asked to connect until all of these have all that they ask for"),
 	[]measured.Metric{
@@ -55,8 +52,7 @@ var metrics = slices.Concat(
 			Definition: metric.Definition{
 				Name: "fleet_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 				Better: metric.Lower, Needs: measured.NeedWorkCount, Family: "fleet", Clause: "sends {} of resources",
-				How: "Bytes of resources sent to all proxies per change, rollout or returning tenth, without protocol and " +
-					"encryption.",
+				How: "Bytes of resources sent to all proxies per change, rollout or returning tenth.",
 			},
 			Value: func(m *measured.Measured) (float64, bool) {
 				n, ok := pieces(m)

@@ -24,8 +24,8 @@ const (
 var metrics = slices.Concat(
 	pushed(Whole, "From when the control plane gets a change of one service, or of all at once (with `cluster-services`: "+
 		"from when the load asks for it), "+inProgram),
-	pushed(Sent, "The control plane's part of `push`, until the response is encoded and about to be handed to the "+
-		"transport (absent, as are all times that begin there, if the control plane does not report it)"),
+	pushed(Sent, "The control plane's part of `push`, until the response is encoded (absent, as are all times that "+
+		"begin there, if the control plane does not report it)"),
 	pushed(Accepted, "From when a change is sent to the cluster's API server until that has accepted all of it (with the "+
 		"application `cluster-services`)"),
 	pushed(Received, fromSending+"has received all of it"),

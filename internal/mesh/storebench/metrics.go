@@ -16,8 +16,8 @@ var metrics = []measured.Metric{
 			Name: "flush_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Merged, Cost: true,
 			Family: "flush",
 			Better: metric.Lower, Needs: measured.NeedWork, Headline: true,
-			How: "From the start of a flush of a `store`, a change of one resource that began in the window, until " +
-				"programs find it and the store is ready for the next: mean.",
+			How: "From the start of a flush of a `store`, a change of one resource, until programs find it and the store is " +
+				"ready for the next: mean.",
 		},
 		Value: perFlush(FlushSeconds),
 	},
@@ -37,14 +37,12 @@ var metrics = []measured.Metric{
 		"Bytes of keys and values that a flush hands to the kernel or stores into mapped memory."),
 	timed(metric.Definition{
 		Name: "lookup_seconds", Rank: metric.RankWork, Family: "lookup", Headline: true,
-		How: "Time of one lookup of a service by a program in the kernel (BPF_PROG_TEST_RUN), including the time to run " +
-			"the program and to read the question, in a store that does not change. A call is the mean of 1,000 runs with one " +
-			"random service; this is the mean of the middle half of the calls.",
+		How: "Time of one lookup of a random service by a program in the kernel (BPF_PROG_TEST_RUN), with the time to run " +
+			"the program, in a store that does not change. The mean is of the middle half of the calls, each of 1,000 runs.",
 	}, measured.WorkCount(LookupMiddle)),
 	timed(metric.Definition{
 		Name: "lookup_first_seconds", Rank: metric.RankWork, Family: "lookup",
-		How: "Time of the first lookup of a random service after many others, with cache misses and one call into the " +
-			"kernel; mean of the middle half.",
+		How: "The same of the first lookup of a service after many others, with cache misses and one call into the kernel.",
 	}, measured.WorkCount(LookupFirst)),
 	timed(metric.Definition{
 		Name: "store_open_seconds", Rank: metric.RankOther, Family: "store",
@@ -87,9 +85,8 @@ func flushTime(q float64, quantile string) measured.Metric {
 		Definition: metric.Definition{
 			Name: "flush_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Merged,
 			Better: metric.Lower, Needs: measured.NeedWork, Family: "flush",
-			How: fmt.Sprintf("From the start of a flush of a `store`, a change of one resource that began in the window, "+
-				"until programs find it and the store is ready for the next: %s quantile. Left out when fewer than %g lie "+
-				"beyond it.",
+			How: fmt.Sprintf("From the start of a flush of a `store`, a change of one resource, until programs find it and "+
+				"the store is ready for the next: %s quantile. Left out when fewer than %g lie beyond it.",
 				quantile, stats.MinBeyond(q)),
 		},
 		Value: func(m *measured.Measured) (float64, bool) {

@@ -51,8 +51,8 @@ var startAndStop = []measured.Metric{{
 	Definition: metric.Definition{
 		Name: "sandbox_start_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Better: metric.Lower,
 		Needs: measured.NeedRest, Family: "sandbox_start", Clause: "starts a sandbox in {}",
-		How: "Mean over the trial's sandboxes, which start side by side, from the call of the runtime's create to the " +
-			"end of its start. Absent without a runtime.",
+		How: "Mean over the trial's sandboxes, which start side by side, from the runtime's create to the end of its " +
+			"start. Absent without a runtime.",
 	},
 	Value: between(func(t oci.Times) int64 { return t.Create }, func(t oci.Times) int64 { return t.Started }),
 }, {
@@ -76,8 +76,8 @@ var startAndStop = []measured.Metric{{
 	Definition: metric.Definition{
 		Name: "sandbox_stop_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Better: metric.Lower,
 		Needs: measured.NeedRest, Clause: "takes {} to end one",
-		How: "Mean over the trial's sandboxes, which end side by side, from when one was asked to end until the " +
-			"runtime deleted it. Absent without a runtime, and where one ended by itself.",
+		How: "As `sandbox_start_seconds`, from when a sandbox was asked to end until the runtime deleted it. Absent " +
+			"without a runtime, and where one ended by itself.",
 	},
 	Value: between(func(t oci.Times) int64 { return t.Told }, func(t oci.Times) int64 { return t.Deleted }),
 }}
@@ -237,12 +237,11 @@ func balanceMetrics() []measured.Metric {
 			"Growth of the machine's anonymous and shared memory, less the part of the trial's groups and of Tare itself.",
 			func(b *Balance) int64 { return b.Neighbours }),
 		line("sandbox_kernel_uncharged_bytes", memoryFamily, "",
-			"Kernel memory that cannot be freed and is charged to no group of the trial: growth of the machine's slab, "+
-				"kernel stacks, page tables and per-CPU memory, less what is charged.",
+			"Growth of the machine's kernel memory that cannot be freed, less what is charged to groups of the trial.",
 			func(b *Balance) int64 { return b.Kernel }),
 		other("sandbox_kernel_reclaimable_bytes", memoryFamily, "",
-			"Part of `sandbox_hard_bytes` that the kernel can free at need. Where control groups do not report it (v1), it is "+
-				"the growth of the machine's counter; otherwise it is 0, because `sandbox_hard_bytes` does not include it.",
+			"Part of `sandbox_hard_bytes` that the kernel can free at need: on cgroup v1, by the machine's counter; on v2 "+
+				"always 0.",
 			func(b *Balance) int64 { return b.Reclaimable }),
 		other("sandbox_unattributed_bytes", "sandbox_unattributed", "leaves {} of that unattributed",
 			"`sandbox_taken_bytes` less `sandbox_hard_bytes` and `sandbox_kernel_uncharged_bytes`, plus "+
@@ -307,8 +306,7 @@ func memoryMetrics() []measured.Metric {
 			in(window, true, false, workingSet)),
 		inMemory("sandbox_pss_bytes", memoryFamily, "has {} resident in its processes (PSS)",
 			"Proportional set size (smaps_rollup) of all processes of the sandboxes, with applications that the machine's "+
-				"kernel runs and page cache that they map; without kernel memory. Processes that share all memory count "+
-				"once."+ofAll,
+				"kernel runs. Processes that share all memory count once."+ofAll,
 			pss(func(p Process) uint64 { return p.PSS })),
 		inMemory("sandbox_pss_anon_bytes", memoryFamily, "", "Anonymous memory in `sandbox_pss_bytes`.",
 			pss(func(p Process) uint64 { return p.Anon })),
@@ -318,26 +316,25 @@ func memoryMetrics() []measured.Metric {
 			"Shared memory in `sandbox_pss_bytes`: memory of applications in gVisor and in virtual machines, with their "+
 				"kernels' page cache.", pss(func(p Process) uint64 { return p.Shmem })),
 		inMemory("sandbox_left_bytes", memoryFamily, "leaves {} charged when it has gone",
-			"Hard and soft memory of the groups of `sandbox_hard_bytes` after the sandboxes were deleted, and before the "+
-				"files that they wrote were deleted.",
+			"Hard and soft memory of the groups of `sandbox_hard_bytes` after the sandboxes were deleted, and before their "+
+				"files were.",
 			left(removed)),
 		inMemory("sandbox_left_reclaimed_bytes", memoryFamily, "of which {} stay when the kernel takes back what it can",
-			"Rest of `sandbox_left_bytes` after the kernel was asked to take back what it can of the pods' groups "+
-				"(memory.force_empty, memory.reclaim).", left(reclaimed)),
+			"Rest of `sandbox_left_bytes` after the kernel was asked to reclaim the pods' groups.", left(reclaimed)),
 	}
 }
 
 var countMetrics = []measured.Metric{
 	counted("sandbox_process_count", "processes",
-		"Processes of all sandboxes at the end of the window, with the applications.",
+		"Processes of all sandboxes, with the applications.",
 		func(Process) int { return 1 }),
 	counted("sandbox_thread_count", "threads",
-		"Threads of all processes of the sandboxes at the end of the window, with the applications.",
+		"Their threads.",
 		func(p Process) int { return p.Threads }),
 	cpus("sandbox_pod_cpus", "uses {} charged to its pods", true,
-		"CPU time per second of the window of the pods' groups, which contain the processes that run the applications."),
+		"CPU time per second of the pods' groups."),
 	cpus("sandbox_outside_cpus", "uses {} charged elsewhere", false,
-		"CPU time per second of the window of the subject's groups outside of the pods. 0 without a runtime."),
+		"CPU time per second of the subject's groups outside of the pods. 0 without a runtime."),
 }
 
 func counted(name, what, how string, of func(Process) int) measured.Metric {
@@ -388,8 +385,7 @@ func componentMetrics(component string) []measured.Metric {
 		Definition: metric.Definition{
 			Name: component + "_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Mean, Cost: true,
 			Better: metric.Lower, Needs: measured.NeedShare, Family: "cpu",
-			How: fmt.Sprintf("CPU time per second of the window, by their own clocks, of the sandbox processes that are "+
-				"the component %s.", component),
+			How: fmt.Sprintf("CPU time per second of the sandbox processes that are the component %s.", component),
 		},
 		Value: func(m *measured.Measured) (float64, bool) {
 			total, ok := perSecond(m)

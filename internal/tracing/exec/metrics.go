@@ -13,7 +13,7 @@ import (
 // gateCounts trips if the load's count and the kernel's differ, or if the kernel's counter missed execs.
 var gateCounts = &measured.Gate{
 	Name: "counts", Breaks: []measured.Need{measured.Counted}, Quiet: ledger.Unknown,
-	Why: "one of two counts of events is wrong, and which is unknown; memory and times do not depend on it",
+	Why: "one of two counts of events is wrong",
 }
 
 // Gates returns the load's gates in addition to the usual ones.
@@ -27,7 +27,7 @@ func (asLoad) Metrics() []measured.Metric {
 				Name: "events_generated", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
 				Family: "events", Tally: "generated",
 				Needs: measured.NeedEvents,
-				How:   "Events (execs that succeeded), as counted by the load. Those of the warm-up are included.",
+				How:   "Execs that succeeded, as counted by the load, warm-up included.",
 			},
 			Value: Count(func(e *record.Events) *int64 { return &e.Generated }),
 		},
@@ -36,8 +36,8 @@ func (asLoad) Metrics() []measured.Metric {
 				Name: "events_counted", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
 				Family: "events", Tally: "counted by the kernel",
 				Needs: measured.NeedEvents,
-				How: "Execs in the load's control group, as counted by the kernel, without those before the load began. A " +
-					"trial in which this is not `events_generated` is invalid. Absent in pods.",
+				How: "The same as counted by the kernel in the load's control group: any difference makes the trial invalid. " +
+					"Absent in pods.",
 			},
 			Value: Count(func(e *record.Events) *int64 {
 				if e.KernelCount == nil {
@@ -63,8 +63,8 @@ func (asLoad) Metrics() []measured.Metric {
 				Family: "load",
 				Rank:   metric.RankOther, Pool: metric.PerEvent, Cost: true, Better: metric.Lower,
 				Needs: measured.NeedEventCost, Answers: true,
-				How: "CPU time of the load's control group per 1,000 events. It includes a tracer's eBPF programs, which run " +
-					"in the load's processes.",
+				How: "CPU time of the load's control group per 1,000 events. Includes a tracer's eBPF programs, which run in the " +
+					"load's processes.",
 			},
 			Value: PerKiloevent(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Load) }),
 		},

@@ -34,22 +34,20 @@ var metrics = slices.Concat(ofEvents, command.Metrics, ofNodes)
 // ofEvents are the metrics of what happened to events, and of the cost of an event.
 var ofEvents = []measured.Metric{
 	event(eventsExpected, "expected", metric.Neither, func(e *record.Events) *int64 { return e.Expected },
-		"Events that the tracer should deliver: those that the kernel counted in the load's control group, and for a "+
-			"tracer of the whole machine everywhere."),
+		"Events that the tracer should deliver, by the kernel's count: of the load's control group, or of the machine for "+
+			"a tracer of all of it."),
 	event("events_delivered", "delivered", metric.Higher, func(e *record.Events) *int64 { return e.Delivered },
-		"Events that the tracer delivered until it ended, less those before the load began."),
+		"Events that it delivered, without those before the load began."),
 	event("events_lost", "lost", metric.Lower, lost,
 		"`events_expected` less `events_delivered`; at least 0."),
 	event("events_extra", "", metric.Lower, extra,
-		"Delivered events beyond the number of execs that were made; at least 0. For a tracer of the whole machine, the "+
-			"harness's own execs before the load are not extra."),
+		"Delivered events beyond the number of execs that were made; at least 0."),
 	event("events_late", "late", metric.Lower, func(e *record.Events) *int64 { return e.Late },
-		"Events of the load that were delivered more than `late-after` after its end. For a tracer of the whole machine, "+
-			"execs that other processes made meanwhile are left out."),
+		"Events of the load that were delivered more than `late-after` after its end."),
 	event("events_said_lost", "lost by its own count", metric.Lower, func(e *record.Events) *int64 { return e.SaidLost },
-		"Events that the tracer itself reports lost. Absent for one that never reports any."),
+		"Events that the tracer itself reports lost; absent if it never reports any."),
 	event("events_unsaid", "", metric.Lower, unsaid,
-		"Absolute difference of `events_said_lost` and `events_lost`. Absent for a tracer that never reports losses."),
+		"Absolute difference of `events_said_lost` and `events_lost`; absent likewise."),
 	share("events", "events_lost_share", eventShare(lost, func(e *record.Events) *int64 { return e.Expected }),
 		"Part of `events_expected` that the tracer lost, pooled over the trials of an arm. Losses come in bursts: "+
 			"the interval is too narrow where some are lost."),
@@ -78,9 +76,8 @@ var ofEvents = []measured.Metric{
 		Definition: metric.Definition{
 			Name: "agent_cpu_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.PerExpected,
 			Cost: true, Better: metric.Lower, Needs: measured.NeedAgentCost, Rule: perExpected,
-			How: "CPU time of the tracer's control group, from the end of its setup until it was asked to end, per 1,000 " +
-				"events of that time that it should deliver. In pods: in the window, per 1,000 of the load's events, whatever " +
-				"else it traced." + measured.NoSubject,
+			How: "CPU time of the tracer's control group after its setup, per 1,000 events of that time that it should " +
+				"deliver. In pods: in the window, per 1,000 of the load's events, whatever else it traced." + measured.NoSubject,
 		},
 		Value: execload.WhereEvents(agentPerKiloevent),
 	},
@@ -89,10 +86,9 @@ var ofEvents = []measured.Metric{
 			Name: "bpf_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankBPF, Pool: metric.PerExpected, Cost: true,
 			Family: "bpf", What: "kernel time", Per: "kiloevent",
 			Better: metric.Lower, Needs: measured.NeedEventCost, Answers: true, Rule: perExpected,
-			How: "Run time of its eBPF programs, which the kernel charges to the process that execs, per 1,000 events " +
-				"to deliver; rates by their own windows. For a tracer of the whole machine, others' events are taken to be " +
-				"as many for each of the load's in the window as in the whole trial. Its programs are those that its " +
-				"processes hold, and pinned ones that came with it. Absent for one whose events are not counted." +
+			How: "Run time of its eBPF programs, which the kernel charges to the process that execs, per 1,000 events to " +
+				"deliver. Its programs are those that its processes hold, and pinned ones that came with it. Absent for one " +
+				"whose events are not counted." +
 				measured.NoSubject,
 		},
 		Value: programsPerKiloevent,

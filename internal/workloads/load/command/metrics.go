@@ -18,19 +18,17 @@ var (
 	// gateWindow trips unless the program ran during the whole window.
 	gateWindow = &measured.Gate{
 		Name: "program-window", Breaks: []measured.Need{measured.Worked, measured.Rated}, Quiet: ledger.Generator,
-		Why: "a load that ran for a part of the window did less than the window is divided by",
+		Why: "a load ran for a part of the window only",
 	}
 	// gateTouched trips if other processes took too much of the machine.
 	gateTouched = &measured.Gate{
 		Name: "tool-disturbed", Breaks: []measured.Need{measured.Untouched}, Quiet: ledger.Unknown,
-		Why: "a tool cannot separate the requests that a stall of the machine touched; its rate and latency are then " +
-			"those of the machine's other users",
+		Why: "a tool cannot separate the requests that a stall of the machine touched",
 	}
 	// gateOutput trips if the tool's output could not be parsed.
 	gateOutput = &measured.Gate{
 		Name: "tool-output", Breaks: []measured.Need{measured.Read}, Quiet: ledger.Unknown,
-		Why: "what a tool measured is unknown, or known of some of the loads only; what is measured from outside does " +
-			"not depend on it",
+		Why: "what a tool measured is unknown, at least for one load",
 	}
 )
 
@@ -165,9 +163,8 @@ func (guest) Metrics() []measured.Metric {
 		Definition: metric.Definition{
 			Name: "tool_rate_per_second", Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum,
 			Better: metric.Higher, Needs: needs, Headline: true,
-			How: "Requests or operations per second as load generators of kind `command` print them, added up over the " +
-				"loads. Most count requests that failed, which a broken server answers fastest: void where more failed than " +
-				"the gate `errors` allows." + ownClock,
+			How: "Requests or operations per second as load generators of kind `command` print them, added up over the loads. " +
+				"Most count failed requests too: void where more failed than the gate `errors` allows." + ownClock,
 		},
 		Value: toolRate,
 	}, {
@@ -210,8 +207,8 @@ var outsideMetrics = []measured.Metric{{
 	Definition: metric.Definition{
 		Name: "machine_connections_per_second", Unit: quantity.PerSecond, Rank: metric.RankOther, Pool: metric.Largest,
 		Needs: []measured.Need{measured.Whole, measured.Worked},
-		How: "TCP connections that the machine opened in the window, by anyone (TcpActiveOpens of Tare's network " +
-			"namespace). Only with a load of kind `command`.",
+		How: "TCP connections that the machine opened in the window, by anyone in Tare's network namespace. Only with a " +
+			"load of kind `command`.",
 	},
 	Value: machineConnections,
 }, {

@@ -165,8 +165,8 @@ func (guest) Metrics() []measured.Metric {
 			Pool: metric.Sum, Better: metric.Higher, Headline: true, Outcome: true, Clause: "lets fio move {} a second",
 			Needs: []measured.Need{measured.Whole, measured.Worked, measured.Complete, measured.Unthrottled, measured.Alone,
 				measured.Read, measured.Untouched},
-			How: "Bytes that loads of kind `fio` wrote and read per second, as fio prints them: by its own clock, over " +
-				"its whole run, warm-up included.",
+			How: "Bytes that loads of kind `fio` wrote and read per second, by fio's clock over its whole run, warm-up " +
+				"included.",
 		},
 		Value: rate,
 	}, {

@@ -43,8 +43,7 @@ var (
 	gateProbe = &measured.Gate{Name: "probe", Breaks: []measured.Need{measured.Probed}, Quiet: ledger.Unknown,
 		Why: "a probe that never ran saw no delay"}
 	gateOutside = &measured.Gate{Name: "outside", Breaks: []measured.Need{measured.Alone}, Quiet: ledger.Neighbour,
-		Why: "what others take looks like a delay, and is missing from the machine; costs per piece of work and memory " +
-			"are the trial's own"}
+		Why: "what others take looks like a delay, and is missing from the machine"}
 )
 
 // metrics are the metrics of probes.

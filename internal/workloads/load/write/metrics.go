@@ -17,8 +17,8 @@ var metrics = []measured.Metric{
 			Name: "written_bytes_per_second", Unit: quantity.Bytes + " per second", Rank: metric.RankThroughput,
 			Pool: metric.Sum, Better: metric.Higher, Needs: measured.NeedThroughput,
 			Headline: true, Free: true, Outcome: true, Answers: true, Clause: "lets loads write {} a second",
-			How: "Bytes of the writes of loads of kind `write` that ended in the window without error, sync included " +
-				"where asked for, per second.",
+			How: "Bytes per second of the writes of loads of kind `write` that ended in the window without error, with their " +
+				"sync.",
 		},
 		Value: bytesPerSecond,
 	},

@@ -25,8 +25,8 @@ var Metrics = []measured.Metric{
 			Name: "memory_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
 			Family: "memory",
 			Better: metric.Lower, Needs: measured.NeedMemory,
-			How: "Most memory of any kind, page cache included, of the control group of a tracer or command, until it was " +
-				"asked to end (memory.peak, or max_usage of v1)." +
+			How: "Most memory of any kind, page cache included, of the control group of a tracer or command (memory.peak, or " +
+				"max_usage of v1)." +
 				measured.NoSubject,
 		},
 		Value: inBytes(Resident.GroupPeak),
@@ -36,8 +36,8 @@ var Metrics = []measured.Metric{
 			Name: "rss_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 			Family: "rss", Clause: "has {} resident",
 			Better: metric.Lower, Needs: measured.NeedMemory, Headline: true,
-			How: "Sum of the resident sets (VmRSS) of the processes of a tracer or command, before it was asked to end. " +
-				"Shared pages count in each." + measured.NoSubject,
+			How: "Sum of the resident sets (VmRSS) of the processes of a tracer or command. Shared pages count in " +
+				"each." + measured.NoSubject,
 		},
 		Value: inBytes(residentNow),
 	},
@@ -46,7 +46,7 @@ var Metrics = []measured.Metric{
 			Name: "rss_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 			Family: "rss",
 			Better: metric.Lower, Needs: measured.NeedMemory,
-			How: "Sum of the highest resident set of each since it began (VmHWM), its start included." +
+			How: "The same of the highest since each began (VmHWM)." +
 				measured.NoSubject,
 		},
 		Value: inBytes(residentPeak),
