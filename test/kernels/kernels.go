@@ -18,6 +18,7 @@ import (
 
 	"tare/internal/scale/host/feature"
 	"tare/test/binary"
+	"tare/test/lines"
 )
 
 // UpdateVariable is the environment variable with which tests record what they find, if its value is "update".
@@ -233,94 +234,89 @@ func Write(w io.Writer, all []*Machine, features []feature.Status) error {
 	var b bytes.Buffer
 	b.WriteString(`# Kernels
 
-Where Tare was tested, and what each part of it needs. This page is made from the declarations in the source and from
-what tests found (test/kernels/kernels.json):
-
-    go test ./internal/cli -run TestKernelsPage -update
-
-Anything not listed here is untested. ` + "`tare doctor`" + ` tries each feature out on the
-machine at hand.
+Where Tare was tested, and what each part of it needs. What is not listed here is untested; ` + "`tare doctor`" + ` tries each
+feature on the machine at hand.
 
 Tare needs Linux 5.8 or newer and control groups, v1, v2 or both, and most of it root ([what does
-not](weigh.md#without-root)). It is not made for older kernels.
-The load ` + "`exec` and the subject `exectrace` need Linux 5.12, and `kernelmesh` (so `tare run quickstart`" + ` too) 5.18.
-Linux 6.1 is Debian 12's cloud kernel in a virtual machine that QEMU emulates (` + "`test/vm`" + `). Linux 6.18 is the kernel
-that Tare is developed on, in a Firecracker virtual machine without a performance counter, where all other tests run.
-No other kernel was tested. eBPF time by control group needs Linux 5.8, the JIT compiler, kernel.kptr_restrict below 2
-and no lockdown for confidentiality (features bpf-stats, bpf-addresses and sampling); it was tested on 6.1 and 6.18.
-Without bpf-addresses or sampling there is no split, and the totals stay exact.
+not](weigh.md#without-root)). The load ` + "`exec` and the subject `exectrace`" + ` need Linux 5.12, and ` +
+		"`kernelmesh`" + ` (so ` + "`tare" + `
+run quickstart` + "`" + ` too) 5.18. eBPF time by control group needs the features bpf-stats, bpf-addresses and sampling;
+without the last two there is no split, and the totals stay exact.
+
+Linux 6.1 is Debian 12's cloud kernel in a virtual machine that QEMU emulates (` + "`test/vm`" + `), and Linux 6.18 that of
+the Firecracker virtual machine, without a performance counter, on which Tare is developed. "6.1 v2" is a kernel and the
+version of its control groups.
 
 ## What tests showed
 
-The names are those of tests. "refused" means that the test shows a clear error that says what to do. A dash means that
-no test covers this machine.
+By machine, the tests that show it; "refused" means a clear error that says what to do.
 
-| what |`)
-	for _, m := range all {
-		fmt.Fprintf(&b, " %s |", m.name())
-	}
-	b.WriteString("\n|---|" + strings.Repeat("---|", len(all)) + "\n")
+`)
 	for _, method := range Methods {
-		fmt.Fprintf(&b, "| %s |", method.Name)
+		var by []string
 		for _, m := range all {
-			b.WriteString(" " + shown(method.Shown[m.name()]) + " |")
+			if tests := method.Shown[m.name()]; len(tests) > 0 {
+				by = append(by, m.name()+" "+shown(tests))
+			}
 		}
-		b.WriteString("\n")
+		b.WriteString(lines.Wrap(fmt.Sprintf("- %s: %s", method.Name, strings.Join(by, "; ")), "  "))
 	}
 	b.WriteString(`
 ## Features
 
-What ` + "`tare doctor`" + ` found on each. A feature that is missing here may exist on another machine with the same
-kernel: hardware counters belong to the machine, lockdown is a choice, and the emulated machines have no modules loaded.
+A feature that was missing may exist on another machine with the same kernel: hardware counters belong to the machine,
+lockdown is a choice, and the emulated machines have no modules loaded.
 
-| feature |`)
-	for _, m := range all {
-		fmt.Fprintf(&b, " %s |", m.name())
-	}
-	b.WriteString(" needs | without it is lost |\n|---|" + strings.Repeat("---|", len(all)) + "---|---|\n")
+`)
 	for _, s := range features {
 		name := "`" + s.Name + "`"
 		if s.Required {
 			name += " (required)"
 		}
-		fmt.Fprintf(&b, "| %s |", name)
-		for _, m := range all {
-			available, there := m.Features[s.Name]
-			b.WriteString(" " + strings.ReplaceAll(said(available, there), "nothing", "-") + " |")
+		if on := missing(s.Name, all); on != "" {
+			name += ", missing on " + on
 		}
-		fmt.Fprintf(&b, " %s | %s |\n", s.Needs, s.Lost)
+		b.WriteString(lines.Wrap(fmt.Sprintf("- %s: needs %s; lost without it: %s", name, s.Needs, s.Lost), "  "))
 	}
-	b.WriteString("\nLockdown by machine, as the kernel reports it:")
-	for i, m := range all {
-		mark := ";"
-		if i == len(all)-1 {
-			mark = "."
+	for _, m := range all {
+		if m.Lockdown != "" {
+			fmt.Fprintf(&b, "\nLockdown on %s, as the kernel reports it: %s.\n", m.name(), m.Lockdown)
 		}
-		lockdown := m.Lockdown
-		if lockdown == "" {
-			lockdown = "not known"
-		}
-		fmt.Fprintf(&b, "\n%s %s%s", m.name(), lockdown, mark)
 	}
-	b.WriteString("\n")
 	_, err := w.Write(b.Bytes())
 	return err
 }
 
-func shown(tests []string) string {
-	if len(tests) == 0 {
-		return "-"
+// missing lists the machines without a feature: the kernel alone where no machine with this kernel has it.
+func missing(feature string, all []*Machine) string {
+	with := map[string]bool{} // the kernels of machines that have the feature
+	for _, m := range all {
+		with[m.Kernel] = with[m.Kernel] || m.Features[feature]
 	}
-	var cells []string
+	var names []string
+	for _, m := range all {
+		name := m.name()
+		if !with[m.Kernel] {
+			name = m.Kernel
+		}
+		if !m.Features[feature] && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+func shown(tests []string) string {
+	var names []string
 	for _, t := range tests {
 		name, no := strings.CutSuffix(t, refused)
-		cell := "`" + name + "`"
+		name = "`" + name + "`"
 		if no {
-			cell = "refused: " + cell
+			name += refused
 		}
-		cells = append(cells, cell)
+		names = append(names, name)
 	}
-	return strings.Join(cells, ", ")
+	return strings.Join(names, ", ")
 }
 
 // Tests returns the names of the tests that Methods relies on, by directory.
