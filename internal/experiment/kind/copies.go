@@ -14,8 +14,8 @@ const maxCopies = 256
 
 // CopySettings are settings that applications and loads have in addition to the settings of their kind.
 var CopySettings = []param.Setting{{Name: CountSetting, Type: param.TypeCount, Default: "1", Max: maxCopies,
-	Doc: "number of copies, each in its own control group; they divide rate, connections and limits evenly. 0, in a " +
-		"level of a factor or in a variant, leaves the part out"}}
+	Doc: "copies, each in its own control group, which divide rate, connections and limits evenly; 0, in a level of a " +
+		"factor or a variant, leaves the part out"}}
 
 // LimitSettings are the limits that a part can have (Part.TakesLimits).
 var LimitSettings = []param.Setting{
@@ -23,7 +23,7 @@ var LimitSettings = []param.Setting{
 		Doc: "CPUs that the group may use; 1 is one whole CPU"},
 	{Name: "memory", Type: param.TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
 	{Name: "pin", Type: param.TypeCount, Min: 1, Max: 4096,
-		Doc: "number of the only CPU on which its process runs, from 1; wraps around on a machine with fewer CPUs"},
+		Doc: "number, from 1, of the only CPU on which its process runs; wraps around"},
 }
 
 // LimitKeys returns LimitSettings with their keys below a part, such as limits.cpus.

@@ -11,7 +11,7 @@ var GateSettings = []param.Setting{
 	{Name: "generator_cpu", Type: param.TypeNumber, Default: "0.7", Max: 1,
 		Doc: "part of its CPUs that a load generator may use"},
 	{Name: "lag", Type: param.TypeDuration, Default: "25ms", Max: 60,
-		Doc: "how late, by its own fault, the generator may start the 99th percentile of requests"},
+		Doc: "how late, by its own fault, the generator may start requests at the 99th percentile"},
 	{Name: "drift", Type: param.TypeNumber, Default: "0.5", Max: 1000,
 		Doc: "difference of the window's halves, as a part of the smaller: in median latency, or in throughput of a " +
 			"closed load"},

@@ -77,8 +77,8 @@ var Settings = []param.Setting{
 	{Name: "env", Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "variables added to those of tare, as `NAME=value` words; quote a value with blanks"},
 	{Name: "files", Type: param.TypeText, Reach: param.ReachFile,
-		Doc: "files with placeholders, separated by blanks: each is filled in and written to `{dir}`, under its " +
-			"name or the NAME of `NAME=PATH`"},
+		Doc: "files with placeholders, separated by blanks: each is filled in and written to `{dir}`, under its name or as " +
+			"`NAME=PATH` says"},
 	{Name: "dir", Type: param.TypeText, Reach: param.ReachFile, Doc: "working directory; tare's own when left out"},
 	{Name: "ready-port", Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "this TCP port, of 127.0.0.1 or as `host:port`, accepts connections"},

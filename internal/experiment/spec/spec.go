@@ -94,11 +94,9 @@ var (
 			Doc: "measured window of each trial"},
 	}
 	samplingSetting = param.Setting{Name: "sampling", Type: param.TypeCount, Default: "997", Min: 1, Max: perf.MaxHz,
-		Doc: "samples per second on each CPU, which split eBPF time by control group and cost about 1 us each; " +
-			"short windows need many"}
+		Doc: "samples per second on each CPU, which split eBPF time by control group; each costs about 1 us"}
 	statisticsSetting = param.Setting{Name: "statistics", Type: param.TypeSwitch, Default: "true",
-		Doc: "whether the kernel counts runs and run time of eBPF programs, at 20 to 50 ns a run; false: no eBPF " +
-			"run time"}
+		Doc: "whether the kernel counts run time of eBPF programs, at 20 to 50 ns a run"}
 	repeatSetting = param.Setting{Name: "repeat", Type: param.TypePart, Default: "50%", Max: 10,
 		Doc: "most time for repeating trials that something other than the subject spoiled, as a part of the planned " +
 			"time; 0%: no trial is repeated"}

@@ -55,7 +55,7 @@ var Settings = []param.Setting{
 		Phrase: map[string]string{protocolWorld: "by state of the world"},
 		Doc:    "variant of xDS: deltas, or the state of the world"},
 	{Name: pauseKey, Type: param.TypeDuration, Default: "10ms", Max: 60,
-		Doc: "mean pause after each change, rollout or reconnection; each pause is a random 0.5 to 1.5 times as long"},
+		Doc: "pause after each change, rollout or reconnection, times a random 0.5 to 1.5"},
 	{Name: slowKey, Type: param.TypePart, Default: "0%",
 		Doc: "proxies that take a second to read a response"},
 	{Name: refusingKey, Type: param.TypePart, Default: "0%",

@@ -63,7 +63,7 @@ var settings = []param.Setting{
 		Phrase: map[string]string{"": "with a debounce time of {}"},
 		Doc:    "time that istiod waits for more changes before it pushes one (PILOT_DEBOUNCE_AFTER)"},
 	{Name: behindKey, Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "further services, each with one endpoint that never changes: ADDRESS=ENDPOINT, separated by commas, such as " +
+		Doc: "further services with one endpoint that never changes: ADDRESS=ENDPOINT, separated by commas, such as " +
 			"10.96.0.1:80=127.0.0.1:8080"},
 }
 

@@ -23,7 +23,7 @@ var servicesSettings = []param.Setting{
 	{
 		Name: servicesKey, Type: param.TypeCount, Min: 1, Max: 1_000_000,
 		Phrase: map[string]string{"": "with {} services", "1": "with one service"},
-		Doc:    "number of services; beyond those of the applications, services have endpoints that nothing listens on",
+		Doc:    "number of services; nothing listens on endpoints of those that are not an application's",
 	},
 	{
 		Name: endpointsKey, Type: param.TypeCount, Min: 1, Max: maxEach,
@@ -36,7 +36,7 @@ var servicesSettings = []param.Setting{
 	},
 	{
 		Name: thenKey, Type: param.TypeCount, Min: 1, Max: 1_000_000,
-		Doc: "services to keep after the load; memory is read before the load, and again when the others are gone",
+		Doc: "services to keep after the load; memory is read before, and again when the others are gone",
 	},
 	{
 		Name: fitKey, Type: param.TypeSwitch,

@@ -84,8 +84,8 @@ var settings = []param.Setting{
 		Doc: "proxies of the mesh; 0: as many as the load has"},
 	{Name: envoysKey, Type: param.TypeCount, Default: "0", Max: 20,
 		Phrase: map[string]string{"": "with {} Envoys", "1": "with one Envoy", "0": ""},
-		Doc: "Envoys beside the light proxies; every fourth change moves a service that they call between the " +
-			"first two applications of kind http, whose `body` must differ"},
+		Doc: "Envoys beside the light proxies; every fourth change moves a service that they call between the first two " +
+			"applications of kind http (whose `body` must differ)"},
 	{Name: envoyKey, Type: param.TypeText, Reach: param.ReachCommand, Default: "envoy",
 		Doc: "Envoy's program, by path or name"},
 	{Name: effectKey, Type: param.TypeText, Reach: param.ReachAddress,

@@ -16,8 +16,7 @@ var Settings = []param.Setting{
 	{Name: "pause", Type: param.TypeDuration, Default: DefaultPause.String(), Max: 60,
 		Doc: "time from one change to the next, times a random 0.5 to 1.5"},
 	{Name: "peer", Type: param.TypeWord, Default: AnyPeer, Words: []string{AnyPeer, EndpointPeer},
-		Doc: "with `cluster-services`: endpoint: a connection only counts if its peer is an endpoint, as with an eBPF data " +
-			"plane that shows this, and not the Service"},
+		Doc: "with `cluster-services`: endpoint: a connection only counts if its peer is an endpoint and not the Service"},
 }
 
 // meshKey is the name of the setting with the mesh's address. Specs do not have it: the engine sets it (guest.At).

@@ -45,21 +45,20 @@ const (
 var meshSettings = []param.Setting{
 	{Name: settingServices, Type: param.TypeCount, Default: "1", Min: 1, Max: maxServices,
 		Phrase: map[string]string{"": "with {} services", "1": "with one service"},
-		Doc:    "services of the mesh: one for each application, and others that have neither callers nor servers"},
+		Doc:    "services of the mesh: one for each application, and others without callers and servers"},
 	{Name: settingDiscovery, Type: param.TypeWord, Default: DiscoveryPolicy,
 		Words: []string{DiscoveryPolicy, DiscoveryPermissive},
 		Phrase: map[string]string{
 			"policy": "with discovery by policy", "permissive": "with permissive discovery",
 		},
-		Doc: "services that a proxy knows: those that it may call (`policy`), or all. Each service has an upstream, with " +
-			"mutual TLS where `mtls` says so, and, in the client's proxy, a listener at a separate loopback address"},
+		Doc: "services that a proxy knows: those that it may call (`policy`), or all; each has an upstream, and a listener " +
+			"in the client's proxy"},
 	{Name: settingThen, Type: param.TypeCount, Min: 1, Max: maxServices,
-		Doc: "services that are left after the load, when the others are removed and memory is read again; only for " +
-			"proxies that a control plane configures"},
+		Doc: "services to keep after the load, when memory is read again; only for proxies that a control plane configures"},
 	{Name: settingRules, Type: param.TypeCount, Default: "0", Max: maxRules,
 		Phrase: map[string]string{"": "with {} access rules", "1": "with one access rule", "0": "without access rules"},
-		Doc: "access rules of each application, checked by the server's proxy; each allows one identity, the last " +
-			"the client's. 0: the proxy's default"},
+		Doc: "access rules of each application, checked by the server's proxy; each allows one identity, the last the " +
+			"client's"},
 	{Name: settingLife, Type: param.TypeDuration, Min: 1, Max: 86400,
 		Phrase: map[string]string{"": "with certificates that end after {}"},
 		Doc: "life of certificates, which are replaced at half of it; only for proxies that a control plane configures; " +

@@ -213,8 +213,7 @@ var commonSettings = []param.Setting{
 	{Name: settingProtocol, Type: param.TypeWord, Default: ProtocolHTTP,
 		Words:  []string{ProtocolHTTP, ProtocolHTTP2, ProtocolGRPC, ProtocolTCP},
 		Phrase: map[string]string{"http": "over HTTP/1.1", "http2": "over HTTP/2", "grpc": "over gRPC", "tcp": "over TCP"},
-		Doc: "what the proxies carry: requests of HTTP/1.1, HTTP/2 or gRPC, over connections that are kept and shared, or " +
-			"the bytes of TCP connections"},
+		Doc:    "what the proxies carry: requests of HTTP/1.1, HTTP/2 or gRPC, or the bytes of TCP connections"},
 	{Name: settingConnections, Type: param.TypeCount, Default: "4096", Min: 1, Max: 100_000,
 		Doc: "connections that each proxy is configured for; some proxies reserve memory for them"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: hostNetwork, Words: []string{hostNetwork, podNetwork},
@@ -226,7 +225,7 @@ var commonSettings = []param.Setting{
 			"also redirected by nf_tables rules like those of iptables (`iptables`), by such rules with " +
 			"transparent proxying in the applications' pod (`tproxy`), or by eBPF programs (`ebpf`)"},
 	{Name: settingReady, Type: param.TypeDuration, Default: "30s", Min: 0.1, Max: 600,
-		Doc: "maximum time from the start of the proxies until a request has passed through all of them"},
+		Doc: "longest time until a request has passed through all proxies"},
 	{Name: settingProgram, Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "the proxy's program, by path or name; its usual name when left out"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",

@@ -54,13 +54,12 @@ var settings = []param.Setting{
 		Doc: "memory limit in the sandbox's bundle; of a virtual machine, its size"},
 	{Name: settingOnly, Type: param.TypeSwitch, Default: "true",
 		Doc: "of virtual machines: whether all processes of a sandbox are in the pod's control group; false: only what " +
-			"runs the virtual CPUs (`microvm`: annotation `io.tare.microvm.sandbox_cgroup_only`)"},
+			"runs the virtual CPUs"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: ownNetwork, Words: []string{ownNetwork, hostNetwork},
 		Doc: "`own`: a separate network namespace, with a veth pair if a load uses the application; `host`: this machine's " +
 			"namespace"},
 	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
-		Doc: "longest time from a sandbox's launch until its application is ready; a virtual machine may take this long " +
-			"to boot, or a minute if that is longer"},
+		Doc: "longest time from a sandbox's launch until its application is ready"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
 		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work"},
 }

@@ -34,8 +34,7 @@ const (
 // commonSettings are settings that all tracers have in addition to their own.
 var commonSettings = []param.Setting{
 	{Name: settingDrain, Type: param.TypeDuration, Default: "3s", Max: 600,
-		Doc: "longest wait after the load for events; those that come neither then nor when the tracer is asked to end " +
-			"are lost"},
+		Doc: "longest wait after the load for events, before the tracer is asked to end"},
 	{Name: settingLate, Type: param.TypeDuration, Default: "100ms", Max: 600,
 		Doc: "time after the load's end from which events are late"},
 	command.Optional,

@@ -11,8 +11,7 @@ import (
 var Settings = []param.Setting{
 	{Name: "protocol", Type: param.TypeWord, Default: string(HTTP1),
 		Words: []string{string(HTTP1), string(HTTP2), string(GRPC), string(TCP)},
-		Doc: "HTTP/1.1; HTTP/2 (without TLS by prior knowledge) and HTTP/1.1 on one port; gRPC, `/tare.Echo/Echo`; " +
-			"or echoed bytes of TCP"},
+		Doc:   "HTTP/1.1; HTTP/2 and HTTP/1.1 on one port; gRPC, `/tare.Echo/Echo`; or echoed bytes of TCP"},
 	{Name: "tls", Type: param.TypeSwitch, Default: "false",
 		Doc: "TLS with a self-signed certificate; loads need `tls: unverified`"},
 	{Name: "body", Type: param.TypeBytes, Default: "128", Max: maxEcho,

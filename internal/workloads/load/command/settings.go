@@ -27,8 +27,7 @@ var Settings = append(fromCommand(shared),
 	param.Setting{Name: settingTool, Type: param.TypeWord, Words: append(tool.Names(), noTool),
 		Doc: "tool whose output is read; when left out, by the program's name; `none`: measured from outside only"},
 	param.Setting{Name: settingDrain, Type: param.TypeDuration, Default: "10s", Max: 3600,
-		Doc: "time for its output after it should have ended; then it is asked to end. One without a known output is " +
-			"asked when the window ends"},
+		Doc: "time for its output after it should have ended; then it is asked to end"},
 	param.Setting{Name: settingIn, Type: param.TypeSwitch, Default: "false",
 		Doc: "whether it runs inside the sandbox, in arms that have one; false: beside it"},
 )

@@ -44,7 +44,7 @@ var settings = []param.Setting{
 		Phrase: map[string]string{"10485760": "in a file of 10 MiB", "33554432": "in a file of 32 MiB",
 			"268435456": "in a file of 256 MiB", "1073741824": "in a file of 1 GiB",
 			"10737418240": "in a file of 10 GiB", "": "in a file of {} bytes"},
-		Doc: "size of the file; at most an eighth of the disk's free space and a quarter of the machine's memory"},
+		Doc: "size of the file; at most an eighth of the disk's free space and a quarter of memory"},
 	{Name: settingJobs, Type: param.TypeCount, Default: "8", Min: 1, Max: 64, Doc: "jobs that run concurrently (numjobs)"},
 	{Name: settingBlock, Type: param.TypeBytes, Default: "524288", Min: 512, Max: 16 << 20, Doc: "bytes of each write"},
 	{Name: settingDirect, Type: param.TypeSwitch, Default: "true",

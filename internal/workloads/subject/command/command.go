@@ -30,7 +30,7 @@ const settingObserve = "observe"
 // observe is the setting that replaces a command line.
 var observe = param.Setting{Name: settingObserve, Type: param.TypeText, Reach: param.ReachProcess,
 	Doc: "instead of `command`: a running program, as `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`; it is " +
-		"never started, moved or stopped, so it runs beside the baseline too, and only its own use is reported"}
+		"never started, moved or stopped, so it runs beside the baseline too"}
 
 // Version and Optional are the settings of every subject that is an external program.
 var (
