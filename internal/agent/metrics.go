@@ -65,27 +65,25 @@ var metrics = []metric{
 	{"tare_node_cpus", "CPUs of the machine that are online.", gauge, nil, func(v *view, b *builder) {
 		b.add(float64(v.Last.Host.CPUs))
 	}},
-	{"tare_node_cpu_capacity_seconds_total", "CPU time that the machine had: CPUs times elapsed time.",
+	{"tare_node_cpu_capacity_seconds_total", "CPUs times elapsed time.",
 		counter, nil,
 		func(v *view, b *builder) { b.add(v.Capacity.Seconds()) }},
-	{"tare_node_part_cpu_seconds_total", "CPU time of the visible control groups, where they are a part of the " +
-		"machine's, as in a node that is a container; the rest is on the line unexplained. Absent where the agent " +
-		"sees the whole machine.", counter, nil,
+	{"tare_node_part_cpu_seconds_total", "CPU time of the visible control groups, as in a node that is a container; the " +
+		"rest is on the line unexplained. Absent where the agent sees the whole machine.", counter, nil,
 		func(v *view, b *builder) { b.addDuration(v.Part) }},
 	{"tare_node_cpu_seconds_total", "CPU time by line of the budget. The sum of the lines, less " +
 		"tare_node_cpu_counted_twice_seconds_total and tare_node_cpu_ahead_seconds, is the capacity. The line ebpf is run " +
-		"time of eBPF programs that could be split; it is on no other line.",
+		"time of eBPF programs that could be split.",
 		counter, []string{"line"}, func(v *view, b *builder) {
 			for name, s := range v.Lines() {
 				b.add(s, strings.ReplaceAll(name, " ", "_"))
 			}
 		}},
-	{"tare_node_cpu_counted_twice_seconds_total", "CPU time on several lines of the budget, because of the " +
-		"resolution and limits of the kernel's counters.", counter, nil,
+	{"tare_node_cpu_counted_twice_seconds_total", "CPU time on several lines of the budget, because of limits of the " +
+		"kernel's counters.", counter, nil,
 		func(v *view, b *builder) { b.add(v.CountedTwice()) }},
-	{"tare_node_cpu_ahead_seconds", "CPU time that the budget's lines have already and the capacity has not yet, " +
-		"as counters are coarse and read one after another, the more when the agent is held up. The next readings " +
-		"make up for it.", gauge, nil,
+	{"tare_node_cpu_ahead_seconds", "CPU time that the budget's lines have already and the capacity has not yet; the " +
+		"next readings make up for it.", gauge, nil,
 		func(v *view, b *builder) { b.add(v.Ahead()) }},
 	{"tare_node_cpu_longest_stall_seconds", "Longest time that the hypervisor took a CPU away, in the last minute.",
 		gauge, nil, func(v *view, b *builder) {
@@ -94,13 +92,13 @@ var metrics = []metric{
 			}
 		}},
 
-	{"tare_component_cpu_seconds_total", "CPU time by component, as the rules charge it; charge \"unknown\" is " +
-		"what no rule matches. The sum is what the budget's lines attribute.", counter, componentLabels,
+	{"tare_component_cpu_seconds_total", "CPU time by component, as the rules charge it; charge \"unknown\" is what no " +
+		"rule matches.", counter, componentLabels,
 		func(v *view, b *builder) { eachTotal(v.Components, b, componentValues, "", other) }},
 	{"tare_component_bpf_seconds_total", "Run time of a component's eBPF programs, in whatever control group they ran.",
 		counter, componentLabels, func(v *view, b *builder) { eachTotal(v.ComponentsBPF, b, componentValues, "", other) }},
-	{"tare_component_memory_hard_bytes", "Memory of a component's control groups that the kernel cannot reclaim: " +
-		"anonymous, shared, and kernel memory without reclaimable slab.", gauge, componentLabels, eachComponent},
+	{"tare_component_memory_hard_bytes", "Memory of a component's control groups that the kernel cannot " +
+		"reclaim.", gauge, componentLabels, eachComponent},
 	{"tare_component_bpf_map_bytes", "Memory of a component's eBPF maps, each counted once.", gauge, componentLabels,
 		eachComponent},
 
@@ -121,8 +119,8 @@ var metrics = []metric{
 				}
 			}
 		}},
-	{"tare_namespace_cpu_seconds_total", "CPU time by namespace, including pods that are gone. The series without a " +
-		"namespace is what is in no pod.", counter, []string{"namespace"}, func(v *view, b *builder) {
+	{"tare_namespace_cpu_seconds_total", "CPU time by namespace, including pods that are gone; without one, of what is " +
+		"in no pod.", counter, []string{"namespace"}, func(v *view, b *builder) {
 		eachTotal(v.Namespaces, b, namespaceValues, other)
 	}},
 
@@ -157,15 +155,13 @@ var metrics = []metric{
 			}
 		}},
 	{"tare_bpf_programs_missed_total", "eBPF programs whose run time is in no total. when \"unseen\": loaded and " +
-		"unloaded between two readings; one newer than all that were seen is counted as soon as a program that " +
-		"stays is loaded. when \"unloaded\": run time after the last reading, at most the time between two " +
-		"readings on each CPU.", counter, []string{"when"},
+		"unloaded between two readings. when \"unloaded\": run time after the last reading.", counter, []string{"when"},
 		func(v *view, b *builder) {
 			b.add(float64(v.Missed.Unloaded), "unloaded")
 			b.add(float64(v.Missed.Unseen), "unseen")
 		}},
-	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by the container, pod, unit or control group in " +
-		"which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter,
+	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by the place in which it ran, by samples. cgroup " +
+		"\"(idle)\": in interrupts above an idle CPU.", counter,
 		payerLabels, func(v *view, b *builder) {
 			eachTotal(v.Payers, b, func(to []string, payer live.Payer) []string {
 				p, known := v.loaded[payer.Program]
@@ -246,11 +242,11 @@ var metrics = []metric{
 		}},
 	{"tare_agent_bpf_seconds_total", "Run time of the agent's own eBPF programs.", counter, nil,
 		func(v *view, b *builder) { b.addDuration(v.Self.BPF) }},
-	{"tare_agent_bpf_stats_seconds_total", "Cost of the kernel's run statistics: runs of eBPF programs times the " +
-		"cost of one, measured when the agent started.", counter, nil,
+	{"tare_agent_bpf_stats_seconds_total", "Cost of the kernel's run statistics, estimated from the number of " +
+		"runs.", counter, nil,
 		func(v *view, b *builder) { b.addDuration(v.Self.Stats) }},
-	{"tare_agent_witness_seconds_total", "Cost of looking for stolen time: looks times the cost of one, measured " +
-		"when the agent started.", counter, nil,
+	{"tare_agent_witness_seconds_total", "Cost of looking for stolen time, estimated from the number of " +
+		"looks.", counter, nil,
 		func(v *view, b *builder) { b.addDuration(v.Self.Witness) }},
 	{"tare_agent_samples_total", "Samples of kernel mode.", counter, nil,
 		func(v *view, b *builder) { b.add(float64(v.Self.Samples)) }},
@@ -258,8 +254,8 @@ var metrics = []metric{
 		func(v *view, b *builder) { b.add(float64(v.Self.Lost)) }},
 	{"tare_agent_ticks_total", "Readings of the counters.", counter, nil,
 		func(v *view, b *builder) { b.add(float64(v.Ticks)) }},
-	{"tare_agent_gap_seconds_total", "Time that no reading covers, such as when sampling began anew because a CPU " +
-		"came online. Its usage is in no other metric.", counter, nil,
+	{"tare_agent_gap_seconds_total", "Time that no reading covers, such as when a CPU came online. Its usage is in no " +
+		"other metric.", counter, nil,
 		func(v *view, b *builder) { b.add(v.Gap.Seconds()) }},
 	{"tare_agent_bpf_stats_cycles_skipped_total", "Cycles of --bpf-stats 10s/60s without run statistics, because " +
 		"the agent was stopped. Run time in them is in no other metric.", counter, nil,
@@ -276,20 +272,18 @@ var metrics = []metric{
 			b.add(map[bool]float64{true: 1, false: 0}[p.Err == nil], name)
 		}
 	}},
-	{"tare_agent_series_gone_seconds_total", "Total of a metric's series that have ended, because what they stand " +
-		"for is gone or a larger one took their place.",
+	{"tare_agent_series_gone_seconds_total", "Total of a metric's series that have ended.",
 		counter, []string{"metric"}, func(v *view, b *builder) {
 			for name, r := range v.ranked() {
 				b.add(r.Gone(), name)
 			}
 		}},
-	{"tare_agent_series_gone_count_total", "As tare_agent_series_gone_seconds_total, of metrics that count: runs " +
-		"and samples.", counter,
+	{"tare_agent_series_gone_count_total", "As tare_agent_series_gone_seconds_total, of runs and samples.", counter,
 		[]string{"metric"}, func(v *view, b *builder) {
 			b.add(float64(v.Runs.Gone()), "tare_bpf_program_runs_total")
 			b.add(float64(v.Samples.Gone()), "tare_bpf_program_samples_total")
 		}},
-	{"tare_agent_series_omitted", "Items without a separate series, because of --max-series.", gauge,
+	{"tare_agent_series_omitted", "Items in the series \"(other)\", because of --max-series.", gauge,
 		[]string{"metric"}, func(v *view, b *builder) {
 			for name, r := range v.ranked() {
 				_, omitted, _ := r.Rest()

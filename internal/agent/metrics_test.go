@@ -266,17 +266,13 @@ func metricsPage() []byte {
 	var b bytes.Buffer
 	b.WriteString(`# Metrics of tare-agent
 
-What ` + "`/metrics`" + ` has, with labels in parentheses. This page is made from the declarations in the source
-(internal/agent).
+What ` + "`/metrics`" + ` has, with labels in parentheses ([what adds up](agent.md#what-adds-up)).
 
 Names that end in _total are counters, which begin at 0 when the agent starts; all others are gauges. Units are seconds
 and bytes. What cannot be read on a machine is absent, never 0; so is a label that does not apply. Series with "(other)"
 stand for those without a series, because of ` + "`--max-series`" + `. What a series had when it ended is added to
-` + "`tare_agent_series_gone_seconds_total`" + `, not to "(other)": rates need no correction, and sums that must never fall
-have it as a summand.
-
-Names of control groups and programs may have any bytes. As labels, names with bytes that cannot be printed are quoted
-as in Go, and long ones end in a hash (SHA-256) of the whole.
+` + "`tare_agent_series_gone_seconds_total`" + `: rates need no correction, and sums that must never fall have it as a
+summand. In labels, bytes that cannot be printed are quoted as in Go, and long names end in a hash (SHA-256).
 
 `)
 	all := slices.SortedFunc(slices.Values(metrics), func(a, b metric) int { return strings.Compare(a.name, b.name) })
