@@ -272,7 +272,8 @@ var metrics = []metric{
 			b.add(map[bool]float64{true: 1, false: 0}[p.Err == nil], name)
 		}
 	}},
-	{"tare_agent_series_gone_seconds_total", "Total of a metric's series that have ended.",
+	{"tare_agent_series_gone_seconds_total", "Total of a metric's series that have ended, because what they stand for " +
+		"is gone or a larger one took their place.",
 		counter, []string{"metric"}, func(v *view, b *builder) {
 			for name, r := range v.ranked() {
 				b.add(r.Gone(), name)

@@ -22,6 +22,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/ledger"
 	"tare/test/lines"
 )
@@ -451,30 +452,21 @@ in every experiment. Definitions of the version that made a run are in "metrics"
 
 ## Gates
 
-A tripped gate breaks the needs in parentheses, and voids the metrics that have one of these; all others stand. [The
-spec](spec.md#gates) says which gates have a setting. A subject that alone tripped a gate was too slow, which is a
-result: its throughput and the part of its requests that failed stand.
+A tripped gate voids the metrics that depend on what it watches: ` + "`voids`" + ` in the record of the trial lists them, and
+` + "`needs`" + ` of their definitions in run.json has one of the words in parentheses. [The spec](spec.md#gates) says which
+gates have a setting. A subject that alone tripped a gate was too slow, which is a result: its throughput and the part
+of its requests that failed stand.
 
 `)
 	for _, g := range measured.Gates() {
 		b.WriteString(lines.Wrap(fmt.Sprintf("- `%s` (%s): %s", g.Name, needWords(g.Breaks), g.Why), "  "))
 	}
-	var sets []string
-	for _, m := range measured.Metrics() {
-		if words := needWords(m.Needs); words != "-" && !slices.Contains(sets, words) {
-			sets = append(sets, words)
-		}
-	}
-	b.WriteString("\nThe sets of needs that metrics have; one without a set is never void.\n\n")
-	for i, words := range sets {
-		b.WriteString(lines.Wrap(fmt.Sprintf("- n%d: %s", i+1, words), "  "))
-	}
 	b.WriteString(`
 ## All metrics
 
 An entry has names, with marks in brackets; in parentheses how values of several
-[nodes](nodes.md#metrics-on-several-nodes) are pooled and the set of needs; and a definition, to which the text of the
-marks belongs. ` + "`x_{p50,p99}_seconds`" + ` stands for two names.
+[nodes](nodes.md#metrics-on-several-nodes) are pooled, if neither as their mean nor as the
+name says; and a definition, to which the text of the marks belongs. ` + "`x_{p50,p99}_seconds`" + ` stands for two names.
 
 - **a**: answers speak of it; unless pooled or a quantile above the median, it decides a run's precision
 - **h**: higher is better; **n**: neither is; without these, lower is better
@@ -516,21 +508,15 @@ means, are of all requests, changes or events of the trial, all loads merged; a 
 			}
 		}
 		name := named{m.Name, marks}
-		var of []string
-		if m.Pool != metric.Mean {
-			of = append(of, string(m.Pool))
-		}
-		if i := slices.Index(sets, needWords(m.Needs)); i >= 0 {
-			of = append(of, fmt.Sprintf("n%d", i+1))
-		}
 		how = beyond.ReplaceAllString(member.ReplaceAllString(how, "$1"), "")
 		family := string(m.Better)
 		if strings.HasPrefix(how, "The same") { // like the entry before it
 			family += quantileOf.ReplaceAllString(m.Name, "")
 		}
 		rest := ": " + how
-		if len(of) > 0 {
-			rest = " (" + strings.Join(of, ", ") + "): " + how
+		byName := strings.HasSuffix(m.Name, "_"+strings.ReplaceAll(string(m.Pool), " ", "_"))
+		if m.Pool != metric.Mean && !byName {
+			rest = " (" + string(m.Pool) + ")" + rest
 		}
 		same := func(e entry) bool { return e.rest == rest && e.family == family }
 		if i := slices.IndexFunc(entries, same); i >= 0 {
@@ -606,12 +592,5 @@ var (
 )
 
 func needWords(needs []measured.Need) string {
-	if len(needs) == 0 {
-		return "-"
-	}
-	words := make([]string, len(needs))
-	for i, n := range needs {
-		words[i] = string(n)
-	}
-	return strings.Join(words, ", ")
+	return strings.Join(lists.Map(needs, func(n measured.Need) string { return string(n) }), ", ")
 }
