@@ -249,17 +249,18 @@ version of its control groups.
 
 ## What tests showed
 
-By machine, the tests that show it; "refused" means a clear error that says what to do.
+On which machines tests showed it ("refused": a clear error that says what to do); test/kernels/kernels.go names the
+tests.
 
 `)
 	for _, method := range Methods {
 		var by []string
 		for _, m := range all {
 			if tests := method.Shown[m.name()]; len(tests) > 0 {
-				by = append(by, m.name()+" "+shown(tests))
+				by = append(by, m.name()+refusal(tests))
 			}
 		}
-		b.WriteString(lines.Wrap(fmt.Sprintf("- %s: %s", method.Name, strings.Join(by, "; ")), "  "))
+		b.WriteString(lines.Wrap(fmt.Sprintf("- %s: %s", method.Name, strings.Join(by, ", ")), "  "))
 	}
 	b.WriteString(`
 ## Features
@@ -306,17 +307,12 @@ func missing(feature string, all []*Machine) string {
 	return strings.Join(names, ", ")
 }
 
-func shown(tests []string) string {
-	var names []string
-	for _, t := range tests {
-		name, no := strings.CutSuffix(t, refused)
-		name = "`" + name + "`"
-		if no {
-			name += refused
-		}
-		names = append(names, name)
+// refusal returns the constant refused if the tests show a refusal, and otherwise nothing.
+func refusal(tests []string) string {
+	if strings.HasSuffix(tests[0], refused) {
+		return refused
 	}
-	return strings.Join(names, ", ")
+	return ""
 }
 
 // Tests returns the names of the tests that Methods relies on, by directory.

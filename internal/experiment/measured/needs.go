@@ -10,7 +10,7 @@ import (
 // Need is metric.Need, under a shorter name for the many declarations of this package.
 type Need = metric.Need
 
-// The needs. docs/metrics.md says which metrics have which.
+// The needs. docs/metrics.md says which gates break which.
 const (
 	Whole       Need = "whole"       // enough of the trial's nodes took part
 	Worked      Need = "worked"      // the load did something in the window
