@@ -116,14 +116,16 @@ func settingsRows(whose []string, until string, shown map[string][]string) ([]st
 	return rows, nil
 }
 
-// settingRow returns the row of a setting in docs/spec.md.
+// settingRow returns the row of a setting in docs/spec.md. It leaves out the kind of value where the default shows it.
 func settingRow(k param.Setting) string {
 	row, doc, value := "- `"+k.Name+"`", k.Doc, k.Default
-	if k.Type != param.TypeText {
-		row += " *" + k.Accepts() + "*"
-	}
 	if m := leftOut.FindStringSubmatch(doc); m != nil && value == "" {
 		doc, value = m[1], m[2]
+	}
+	shown := value != "" && len(k.Words) == 0 && slices.Contains(
+		[]param.Type{param.TypeCount, param.TypeDuration, param.TypePart, param.TypeSwitch}, k.Type)
+	if k.Type != param.TypeText && !shown {
+		row += " *" + k.Accepts() + "*"
 	}
 	if value != "" {
 		row += " (" + value + ")"
