@@ -234,17 +234,16 @@ func Write(w io.Writer, all []*Machine, features []feature.Status) error {
 	var b bytes.Buffer
 	b.WriteString(`# Kernels
 
-Where Tare was tested, and what each part of it needs. What is not listed here is untested; ` + "`tare doctor`" + ` tries each
-feature on the machine at hand.
+Where Tare was tested, and what each part of it needs. What is not listed here is untested; ` + "`tare doctor`" + ` tries
+each feature on the machine at hand.
 
 Tare needs Linux 5.8 or newer and control groups, v1, v2 or both, and most of it root ([what does
-not](weigh.md#without-root)). The load ` + "`exec` and the subject `exectrace`" + ` need Linux 5.12, and ` +
-		"`kernelmesh`" + ` (so ` + "`tare" + `
-run quickstart` + "`" + ` too) 5.18. eBPF time by control group needs the features bpf-stats, bpf-addresses and sampling;
-without the last two there is no split, and the totals stay exact.
+not](weigh.md#without-root)). The load ` + "`exec` and the subject `exectrace`" + ` need Linux 5.12, and ` + "`kernelmesh`" + ` (so ` + "`tare" + `
+run quickstart` + "`" + ` too) 5.18. eBPF time by control group needs the features bpf-stats, bpf-addresses and sampling; without
+the last two there is no split, and the totals stay exact.
 
-Linux 6.1 is Debian 12's cloud kernel in a virtual machine that QEMU emulates (` + "`test/vm`" + `), and Linux 6.18 that of
-the Firecracker virtual machine, without a performance counter, on which Tare is developed. "6.1 v2" is a kernel and the
+Linux 6.1 is Debian 12's cloud kernel in a virtual machine that QEMU emulates (` + "`test/vm`" + `), and Linux 6.18 that of the
+Firecracker virtual machine, without a performance counter, on which Tare is developed. "6.1 v2" is a kernel and the
 version of its control groups.
 
 ## What tests showed

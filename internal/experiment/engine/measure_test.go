@@ -465,8 +465,8 @@ of its requests that failed stand.
 ## All metrics
 
 An entry has names, with marks in brackets; in parentheses how values of several
-[nodes](nodes.md#metrics-on-several-nodes) are pooled, if neither as their mean nor as the
-name says; and a definition, to which the text of the marks belongs. ` + "`x_{p50,p99}_seconds`" + ` stands for two names.
+[nodes](nodes.md#metrics-on-several-nodes) are pooled, if neither as their mean nor as the name says; and a definition,
+to which the text of the marks belongs. ` + "`x_{p50,p99}_seconds`" + ` stands for two names.
 
 - **a**: answers speak of it; unless pooled or a quantile above the median, it decides a run's precision
 - **h**: higher is better; **n**: neither is; without these, lower is better
@@ -478,9 +478,9 @@ name says; and a definition, to which the text of the marks belongs. ` + "`x_{p5
 	}
 	b.WriteString(`
 A metric is absent, never 0, where this machine does not have its source, and where the trial has no load or subject of
-the kind that it is about (except with the mark 0). Quantiles (p50 to p999), max, and times with neither, which are
-means, are of all requests, changes or events of the trial, all loads merged; a quantile is absent when fewer than 10
-(p999: 100) lie beyond it. "The same" refers to the entry before.
+the kind that it is about (except with the mark 0). p50 to p999 are quantiles, max is the longest, and a time with
+neither is the mean, each of all requests, changes or events of the trial, all loads merged. A quantile is absent when
+fewer than 10 (p999: 100) lie beyond it. "The same" refers to the entry before.
 
 `)
 	type entry struct {
@@ -555,7 +555,7 @@ func inFamilies(all []named) string {
 	}
 	var text []string
 	for _, p := range parts {
-		one := regexp.MustCompile(`\{([a-z0-9]+)\}`).ReplaceAllString(p.name, "$1")
+		one := single.ReplaceAllString(p.name, "$1")
 		if p.marks != "" {
 			p.marks = "[" + p.marks + "]"
 		}
@@ -588,6 +588,7 @@ var (
 	member = regexp.MustCompile(`: (?:mean|maximum|p[0-9.]+ quantile)|\b(of the component|are the component) [a-z]+`)
 	beyond = regexp.MustCompile(` Left out when fewer than [0-9]+ (?:requests )?lie beyond it\.|` +
 		`, as when fewer than [0-9]+ of them lie beyond it|; left out when fewer than [0-9]+ changes lie beyond it`)
+	single     = regexp.MustCompile(`\{([a-z0-9]+)\}`) // a pattern of names that stands for one
 	quantileOf = regexp.MustCompile(`(_p[0-9]+|_max)?_seconds$`)
 )
 
