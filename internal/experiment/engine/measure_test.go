@@ -533,8 +533,8 @@ fewer than 10 (p999: 100) lie beyond it. "The same" refers to the entry before.
 // named is a metric's name and its marks.
 type named struct{ name, marks string }
 
-// inFamilies writes names as code, each with its marks. Names that differ only in a quantile or "max", and have the same
-// marks, share a pattern, such as x_{p50,p99}_seconds.
+// inFamilies writes names as code, each with its marks. Names that differ only in a quantile or "max" and have the same
+// marks share a pattern, such as x_{p50,p99}_seconds.
 func inFamilies(all []named) string {
 	var parts []named
 	for _, n := range all {

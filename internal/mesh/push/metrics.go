@@ -15,9 +15,8 @@ import (
 
 // Phrases for the descriptions of metrics: where timed intervals begin and end.
 const (
-	inMaps      = "until programs find all of it in the maps"
 	inProgram   = "until a new connection to each changed service gets an endpoint that came with it"
-	fromSending = "From the end of `push_sent` until the data plane (`work: push`) "
+	fromSending = "From the end of `push_sent` "
 )
 
 // metrics are the metrics of configuration changes, as timed by the load and by a subject that reports its own times.
@@ -28,17 +27,16 @@ var metrics = slices.Concat(
 		"begin there, if the control plane does not report it)"),
 	pushed(Accepted, "From when a change is sent to the cluster's API server until that has accepted all of it (with the "+
 		"application `cluster-services`)"),
-	pushed(Received, fromSending+"has received all of it"),
-	pushed(Decoded, fromSending+"has decoded and checked it"),
-	pushed(Visible, "From the end of `push_sent` "+inMaps+", by the data plane (`work: push`)"),
-	pushed(Acked, fromSending+"hands its acknowledgement to the transport"),
-	pushed(Usable, "From the end of `push_sent` "+inProgram+", by the load: too long by up to `push_gap`"),
+	pushed(Received, fromSending+"until the data plane (`work: push`) has received all of it"),
+	pushed(Decoded, "The same until it has decoded and checked it"),
+	pushed(Visible, "The same until programs find all of it in the maps"),
+	pushed(Acked, "The same until the data plane hands its acknowledgement to the transport"),
+	pushed(Usable, fromSending+inProgram+", by the load: too long by up to `push_gap`"),
 	pushed(Gap, "Between the try that showed a change and the one before, which did not"),
 	[]measured.Metric{
 		tried("push_refused_ratio", Refused, "Connections refused, of those that the load `push` tried while a change "+
 			"was under way: a service had no endpoint."),
-		tried("push_wrong_ratio", Wrong, "Connections that reached no endpoint of their service, of those that the load "+
-			"`push` tried while a change was under way."),
+		tried("push_wrong_ratio", Wrong, "The same of connections that reached no endpoint of their service."),
 	},
 )
 
