@@ -79,7 +79,7 @@ var settings = []param.Setting{
 		Doc: "connections that istiod accepts per second (PILOT_MAX_REQUESTS_PER_SECOND); 0: its own default, 25 with " +
 			"two CPUs"},
 	{Name: optionalKey, Type: param.TypeSwitch, Default: "false",
-		Doc: "whether the run goes on without the arm where istiod or Envoy is needed and not installed"},
+		Doc: "skip the arm where istiod or Envoy is needed and not installed"},
 	{Name: proxiesKey, Type: param.TypeCount, Default: "0", Max: fleet.MaxProxies,
 		Doc: "proxies of the mesh; 0: as many as the load has"},
 	{Name: envoysKey, Type: param.TypeCount, Default: "0", Max: 20,

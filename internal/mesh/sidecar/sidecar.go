@@ -229,7 +229,7 @@ var commonSettings = []param.Setting{
 	{Name: settingProgram, Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "the proxy's program, by path or name; its usual name when left out"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
-		Doc: "whether the run goes on without the arm where its program is not installed"},
+		Doc: "skip the arm where its program is not installed"},
 }
 
 // Values of the setting network.

@@ -61,7 +61,7 @@ var settings = []param.Setting{
 	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
 		Doc: "longest time from a sandbox's launch until its application is ready"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
-		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work"},
+		Doc: "skip the arm where the runtime is not installed or does not work"},
 }
 
 func init() {

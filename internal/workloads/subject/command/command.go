@@ -37,7 +37,7 @@ var (
 	Version = param.Setting{Name: "version", Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "command line that prints its version, for the record"}
 	Optional = param.Setting{Name: "optional", Type: param.TypeSwitch, Default: "false",
-		Doc: "whether the run goes on without the arm where its program is not installed"}
+		Doc: "skip the arm where its program is not installed"}
 )
 
 // serves is the setting that puts a command into the path of requests.
