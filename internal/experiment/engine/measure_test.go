@@ -466,7 +466,7 @@ of its requests that failed stand.
 
 An entry has names, with marks in brackets; in parentheses how values of several
 [nodes](nodes.md#metrics-on-several-nodes) are pooled, if neither as their mean nor as the name says; and a definition,
-to which the text of the marks belongs. ` + "`x_{p50,p99}_seconds`" + ` stands for two names.
+to which the text of the marks belongs.
 
 - **a**: answers speak of it; unless pooled or a quantile above the median, it decides a run's precision
 - **h**: higher is better; **n**: neither is; without these, lower is better
@@ -484,7 +484,7 @@ fewer than 10 (p999: 100) lie beyond it. "The same" refers to the entry before.
 
 `)
 	type entry struct {
-		names        []named
+		names        []string
 		family, rest string
 	}
 	var entries []entry
@@ -507,7 +507,10 @@ fewer than 10 (p999: 100) lie beyond it. "The same" refers to the entry before.
 				marks += n.mark
 			}
 		}
-		name := named{m.Name, marks}
+		name := "`" + m.Name + "`"
+		if marks != "" {
+			name += "[" + marks + "]"
+		}
 		how = beyond.ReplaceAllString(member.ReplaceAllString(how, "$1"), "")
 		family := string(m.Better)
 		if strings.HasPrefix(how, "The same") { // like the entry before it
@@ -522,46 +525,12 @@ fewer than 10 (p999: 100) lie beyond it. "The same" refers to the entry before.
 		if i := slices.IndexFunc(entries, same); i >= 0 {
 			entries[i].names = append(entries[i].names, name)
 		} else {
-			entries = append(entries, entry{[]named{name}, family, rest})
+			entries = append(entries, entry{[]string{name}, family, rest})
 		}
 	}
 	for _, e := range entries {
-		b.WriteString(lines.Wrap("- "+inFamilies(e.names)+e.rest, "  "))
+		b.WriteString(lines.Wrap("- "+strings.Join(e.names, ", ")+e.rest, "  "))
 	}
-}
-
-// named is a metric's name and its marks.
-type named struct{ name, marks string }
-
-// inFamilies writes names as code, each with its marks. Names that differ only in a quantile or "max" and have the same
-// marks share a pattern, such as x_{p50,p99}_seconds.
-func inFamilies(all []named) string {
-	var parts []named
-	for _, n := range all {
-		m := quantileOf.FindStringSubmatch(n.name)
-		if m == nil || m[1] == "" {
-			parts = append(parts, n)
-			continue
-		}
-		begin := strings.TrimSuffix(n.name, m[0]) + "_{"
-		i := slices.IndexFunc(parts, func(p named) bool {
-			return strings.HasPrefix(p.name, begin) && p.marks == n.marks
-		})
-		if i < 0 {
-			parts = append(parts, named{begin + m[1][1:] + "}_seconds", n.marks})
-		} else {
-			parts[i].name = strings.Replace(parts[i].name, "}", ","+m[1][1:]+"}", 1)
-		}
-	}
-	var text []string
-	for _, p := range parts {
-		one := single.ReplaceAllString(p.name, "$1")
-		if p.marks != "" {
-			p.marks = "[" + p.marks + "]"
-		}
-		text = append(text, "`"+one+"`"+p.marks)
-	}
-	return strings.Join(text, ", ")
 }
 
 // footnotes are what several definitions have in common.
@@ -588,7 +557,6 @@ var (
 	member = regexp.MustCompile(`: (?:mean|maximum|p[0-9.]+ quantile)|\b(of the component|are the component) [a-z]+`)
 	beyond = regexp.MustCompile(` Left out when fewer than [0-9]+ (?:requests )?lie beyond it\.|` +
 		`, as when fewer than [0-9]+ of them lie beyond it|; left out when fewer than [0-9]+ changes lie beyond it`)
-	single     = regexp.MustCompile(`\{([a-z0-9]+)\}`) // a pattern of names that stands for one
 	quantileOf = regexp.MustCompile(`(_p[0-9]+|_max)?_seconds$`)
 )
 

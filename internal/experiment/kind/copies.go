@@ -23,7 +23,7 @@ var LimitSettings = []param.Setting{
 		Doc: "CPUs that the group may use; 1 is one whole CPU"},
 	{Name: "memory", Type: param.TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
 	{Name: "pin", Type: param.TypeCount, Min: 1, Max: 4096,
-		Doc: "number, from 1, of the only CPU on which its process runs; wraps around"},
+		Doc: "number, from 1, of the only CPU on which its process runs; wraps around on a machine with fewer CPUs"},
 }
 
 // LimitKeys returns LimitSettings with their keys below a part, such as limits.cpus.

@@ -329,7 +329,7 @@ var countMetrics = []measured.Metric{
 		"Processes of all sandboxes, with the applications.",
 		func(Process) int { return 1 }),
 	counted("sandbox_thread_count", "threads",
-		"Their threads.",
+		"Threads of all processes of the sandboxes, with the applications.",
 		func(p Process) int { return p.Threads }),
 	cpus("sandbox_pod_cpus", "uses {} charged to its pods", true,
 		"CPU time per second of the pods' groups."),
