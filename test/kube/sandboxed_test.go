@@ -49,8 +49,8 @@ func TestGVisor(t *testing.T) {
 	weighSandboxes(t, Options{GVisor: bin}, "gvisor", "runsc")
 }
 
-// TestMicroVM is TestGVisor for Tare's reference sandbox. It also reads the output and the exit status of a container, as
-// containerd has them.
+// TestMicroVM is TestGVisor for Tare's reference sandbox. It also reads the output and the exit status of a container,
+// as containerd has them.
 func TestMicroVM(t *testing.T) {
 	long.Test(t, "5 min: Tare's microvm as a RuntimeClass of two nodes, where QEMU and a kernel for it are installed")
 	kernel, err := vm.Kernel()
@@ -86,8 +86,8 @@ spec:
 	}
 }
 
-// weighSandboxes starts a cluster of two nodes with a RuntimeClass and a pod of it, and weighs the pod. Then it runs the
-// ready-made experiment cluster/CLASS in its quick form.
+// weighSandboxes starts a cluster of two nodes with a RuntimeClass and a pod of it, and weighs the pod. Then it runs
+// the ready-made experiment cluster/CLASS in its quick form.
 func weighSandboxes(t *testing.T, o Options, class, handler string) *plugin {
 	t.Helper()
 	o.Nodes = 2

@@ -166,10 +166,12 @@ func replaced(l *ledger.Ledger, programs map[uint32]bool) (old []ledger.Program)
 }
 
 // unheld returns the names of the programs in a ledger that no process holds and that ran in its window, or may have.
-// Those that container engines attach to the group of each container, to decide which devices it may open, are left out.
+// Those that container engines attach to the group of each container, to decide which devices it may open, are left
+// out.
 func unheld(l *ledger.Ledger) (names []string) {
 	for _, p := range l.Programs {
-		if !p.Own && len(p.Owners) == 0 && !p.Unloaded && p.Type != "cgroup_device" && (p.RunCount == nil || *p.RunCount > 0) {
+		ran := p.RunCount == nil || *p.RunCount > 0
+		if ran && !p.Own && len(p.Owners) == 0 && !p.Unloaded && p.Type != "cgroup_device" {
 			names = append(names, p.Name)
 		}
 	}

@@ -259,8 +259,8 @@ func TestEndedSince(t *testing.T) {
 	}
 }
 
-// TestUnheld: a program that no process holds and that ran may belong to an observed program. One that did not run, that
-// is Tare's, or with which container engines guard devices does not count.
+// TestUnheld: a program that no process holds and that ran may belong to an observed program. One that did not run,
+// that is Tare's, or with which container engines guard devices does not count.
 func TestUnheld(t *testing.T) {
 	runs := func(n uint64) *uint64 { return &n }
 	l := &ledger.Ledger{Programs: []ledger.Program{

@@ -156,8 +156,8 @@ func NoHierarchy(where string) error {
 // Needs describes which kernel features a way needs, beside network namespaces. It returns "" for Explicit.
 func Needs(way string) string { return needs[way] }
 
-// explain adds a hint to an error of installing rules or programs: the features that the kernel may lack. If err wraps a
-// *fault.Error, explain returns that unchanged.
+// explain adds a hint to an error of installing rules or programs: the features that the kernel may lack. If err wraps
+// a *fault.Error, explain returns that unchanged.
 func explain(err error, way string) error {
 	if known, is := errors.AsType[*fault.Error](err); is {
 		return known

@@ -157,8 +157,8 @@ func (j *joined) Start(ctx context.Context) error {
 	return nil
 }
 
-// StartTime returns the time from the start of the first proxy until a request had passed through all of them; 0 if there
-// are none.
+// StartTime returns the time from the start of the first proxy until a request had passed through all of them; 0 if
+// there are none.
 func (j *joined) StartTime() time.Duration { return j.startTime }
 
 // plan determines the Place of each proxy of an application, and adds these proxies to j.proxies.

@@ -42,8 +42,8 @@ func TestFlushAnswers(t *testing.T) {
 	}
 }
 
-// TestFastest: a store is called the fastest only where its interval is clear of the others', and a range around 1 has no
-// word that only holds above it.
+// TestFastest: a store is called the fastest only where its interval is clear of the others', and a range around 1 has
+// no word that only holds above it.
 func TestFastest(t *testing.T) {
 	levels := []map[string]string{{"*.operation": "insert"}, {"*.operation": "delete"}}
 	s := analysistest.Sweep{Baseline: "pooled", Levels: levels, Arms: []string{"either", "like"}}.Answered(t,
@@ -56,8 +56,8 @@ func TestFastest(t *testing.T) {
 		})
 	text := s.Answers[0].Answer
 	if !strings.Contains(text, "either has the shortest flushes at 1 of 2 levels.") ||
-		!strings.Contains(text, "Against pooled, either is 0.81 to 1.2 times as long.") || strings.Contains(text, "like has") ||
-		strings.Contains(text, "pooled (baseline) has") {
+		!strings.Contains(text, "Against pooled, either is 0.81 to 1.2 times as long.") ||
+		strings.Contains(text, "like has") || strings.Contains(text, "pooled (baseline) has") {
 		t.Errorf("%q", text)
 	}
 	s = analysistest.Sweep{Baseline: "pooled", Levels: levels[:1], Arms: []string{"like"}}.Answered(t,

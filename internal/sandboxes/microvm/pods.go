@@ -13,8 +13,8 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// In a pod, an engine of Kubernetes first creates a container that holds the pod's namespaces and does nothing else (the
-// pause container), and then those of the pod. It marks each with one of these annotations
+// In a pod, an engine of Kubernetes first creates a container that holds the pod's namespaces and does nothing else
+// (the pause container), and then those of the pod. It marks each with one of these annotations
 // (github.com/containerd/containerd, internal/cri/annotations; github.com/cri-o/cri-o, pkg/annotations). Kata tells the
 // two apart by the same annotations.
 var podAnnotations = []string{"io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"}

@@ -50,8 +50,8 @@ func with(t *testing.T, change func(*specs.Spec)) string {
 	return string(b)
 }
 
-// TestPodMember: what containerd asks for every container in a pod is no reason to refuse one. Elsewhere it is, and so is
-// what a virtual machine cannot replace.
+// TestPodMember: what containerd asks for every container in a pod is no reason to refuse one. Elsewhere it is, and so
+// is what a virtual machine cannot replace.
 func TestPodMember(t *testing.T) {
 	s, _, err := loadSpec(bundleOf(t, member))
 	if err != nil {
@@ -61,15 +61,19 @@ func TestPodMember(t *testing.T) {
 		t.Errorf("the host name is %q, the network %q", s.Hostname, networkPath(s))
 	}
 	for name, change := range map[string]func(*specs.Spec){
-		"no pod":                   func(s *specs.Spec) { s.Annotations = nil },
-		"another pod's processes":  func(s *specs.Spec) { s.Linux.Namespaces[0].Path = "/proc/7/ns/pid" },
-		"huge pages":               func(s *specs.Spec) { s.Linux.Resources.HugepageLimits[0].Limit = 1 << 21 },
-		"another limit":            func(s *specs.Spec) { s.Linux.Resources.Unified["memory.high"] = "1" },
-		"a label for the machine":  func(s *specs.Spec) { s.Process.SelinuxLabel = "x" },
-		"the network of the host":  func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[:4] },
-		"a terminal":               func(s *specs.Spec) { s.Process.Terminal = true },
-		"user namespaces":          func(s *specs.Spec) { s.Linux.Namespaces[3] = specs.LinuxNamespace{Type: specs.UserNamespace} },
-		"a time that is different": func(s *specs.Spec) { s.Linux.TimeOffsets = map[string]specs.LinuxTimeOffset{"boottime": {}} },
+		"no pod":                  func(s *specs.Spec) { s.Annotations = nil },
+		"another pod's processes": func(s *specs.Spec) { s.Linux.Namespaces[0].Path = "/proc/7/ns/pid" },
+		"huge pages":              func(s *specs.Spec) { s.Linux.Resources.HugepageLimits[0].Limit = 1 << 21 },
+		"another limit":           func(s *specs.Spec) { s.Linux.Resources.Unified["memory.high"] = "1" },
+		"a label for the machine": func(s *specs.Spec) { s.Process.SelinuxLabel = "x" },
+		"the network of the host": func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[:4] },
+		"a terminal":              func(s *specs.Spec) { s.Process.Terminal = true },
+		"a user namespace": func(s *specs.Spec) {
+			s.Linux.Namespaces[3] = specs.LinuxNamespace{Type: specs.UserNamespace}
+		},
+		"a time of boot": func(s *specs.Spec) {
+			s.Linux.TimeOffsets = map[string]specs.LinuxTimeOffset{"boottime": {}}
+		},
 	} {
 		if _, _, err := loadSpec(bundleOf(t, with(t, change))); err == nil {
 			t.Errorf("%s: accepted", name)

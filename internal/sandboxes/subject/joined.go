@@ -409,8 +409,9 @@ func (j *joined) look() error {
 }
 
 // reclaim makes the kernel reclaim as much memory of one of the trial's groups as it can, with force_empty on v1 and
-// reclaim on v2 (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). It reports whether the kernel can be
-// asked for that, which is so on v2 since Linux 5.19. Some memory may not be reclaimable, so it ignores other errors.
+// reclaim on v2 (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). It reports whether the kernel can
+// be asked for that, which is so on v2 since Linux 5.19. Some memory may not be reclaimable, so it ignores other
+// errors.
 func (j *joined) reclaim(g kind.Group) (asked bool) {
 	h, ok := j.trial.Cgroups().Controller("memory")
 	if !ok {

@@ -538,8 +538,8 @@ func atTop(path, root string) bool {
 	return is && (rest == "" || strings.LastIndexByte(rest, '/') == 0)
 }
 
-// root returns the path of the topmost group whose CPU time can be read. It is not "/" if only a part of the hierarchy is
-// mounted, as in a container without a control group namespace.
+// root returns the path of the topmost group whose CPU time can be read. It is not "/" if only a part of the hierarchy
+// is mounted, as in a container without a control group namespace.
 func (m *Meter) root() string {
 	if h, ok := m.layout.CPU(); ok {
 		return h.Root

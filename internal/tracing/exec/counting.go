@@ -46,7 +46,7 @@ type Counting struct {
 type reading struct {
 	inside, outside int64  // execs in and outside of the group, read before the deliverer's count
 	after           int64  // execs outside of the group, read after the deliverer's count
-	ended           int64  // only in the reading at the load's end: execs outside of the group when the load had just ended
+	ended           int64  // only in the reading at the load's end: execs outside of the group when the load had ended
 	missed          uint64 // execs that the kernel's counter missed, inside and outside of the group
 	said            Said
 	cpu             *float64 // CPU time of the deliverer, in seconds; nil if unknown
@@ -176,8 +176,8 @@ func (c *Counting) Before(ctx context.Context) (err error) {
 	}
 	owed := expected(c.deliverer.Scope(), c.ready, c.offset) - (c.offset.said.Delivered - c.ready.said.Delivered)
 	if owed > 0 {
-		c.trial.Warn("events-outstanding", "when the load began, %s had not delivered %d events from before it: if they come "+
-			"later, as many of the load's events count as delivered that were not", c.trial.Arm(), owed)
+		c.trial.Warn("events-outstanding", "when the load began, %s had not delivered %d events from before it: if they "+
+			"come later, as many of the load's events count as delivered that were not", c.trial.Arm(), owed)
 	}
 	return nil
 }

@@ -493,8 +493,8 @@ func eventsText(e *record.Events) string {
 	return string(b)
 }
 
-// TestOutstandingBeforeTheLoad: a tracer that still holds events from before the load makes the counts of the load's events
-// uncertain.
+// TestOutstandingBeforeTheLoad: a tracer that still holds events from before the load makes the counts of the load's
+// events uncertain.
 func TestOutstandingBeforeTheLoad(t *testing.T) {
 	root(t)
 	x, c, j := newTrial(t, playing(execload.ScopeGroup, "4s")) // later than the load waits for its own start

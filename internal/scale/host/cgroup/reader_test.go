@@ -108,7 +108,8 @@ func TestReaderFixtures(t *testing.T) {
 	}
 }
 
-// TestNoKernelMemory: a kernel that does not charge its own memory to groups reports 0 for it. That is not what they use.
+// TestNoKernelMemory: a kernel that does not charge its own memory to groups reports 0 for it. That is not what they
+// use.
 func TestNoKernelMemory(t *testing.T) {
 	for cmdline, charges := range map[string]bool{
 		"quiet": true, "quiet cgroup.memory=nosocket,nokmem": false, "cgroup.memory=nokmem quiet": false,

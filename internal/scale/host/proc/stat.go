@@ -45,10 +45,10 @@ type Elapsed struct {
 //
 // The kernel's totals of busy time stay valid when a CPU goes offline or comes back. Its total of idle time does not:
 // for a CPU that is online it comes from one clock, and for one that is offline from another (get_idle_time in
-// fs/proc/stat.c), and these differ by minutes or hours. If CPUs moved, idle time is therefore added up over those
-// that stayed. A CPU that went and came back between the readings, as when the machine is suspended, goes unnoticed on
-// kernels on which its idle time goes on. On others it begins anew (before 71fee48fb772 "tick-sched: Fix idle and iowait
-// sleeptime accounting vs CPU hotplug", Linux 6.8), and the CPU counts as one that moved.
+// fs/proc/stat.c), and these differ by minutes or hours. If CPUs moved, idle time is therefore added up over those that
+// stayed. A CPU that went and came back between the readings, as when the machine is suspended, goes unnoticed on
+// kernels on which its idle time goes on. On others it begins anew (before 71fee48fb772 "tick-sched: Fix idle and
+// iowait sleeptime accounting vs CPU hotplug", Linux 6.8), and the CPU counts as one that moved.
 func (s Stat) Since(first Stat, seconds float64) Elapsed {
 	e := Elapsed{
 		User: s.User + s.Nice - first.User - first.Nice, System: s.System - first.System, IRQ: s.IRQ - first.IRQ,

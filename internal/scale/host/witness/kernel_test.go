@@ -283,9 +283,9 @@ func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pau
 	}
 }
 
-// whole returns the stretch at an index, together with the stretches next to it that the witness saw as one with it. Gaps
-// of less than the time between two looks lie between them: an interrupt, or a stall that is too short for a record,
-// which does not end the task's turn. The task sleeps for longer than that between its turns.
+// whole returns the stretch at an index, together with the stretches next to it that the witness saw as one with it.
+// Gaps of less than the time between two looks lie between them: an interrupt, or a stall that is too short for a
+// record, which does not end the task's turn. The task sleeps for longer than that between its turns.
 func whole(held [][2]int64, at int, seen *ledger.Stall, period int64) [2]int64 {
 	h := held[at]
 	for i := at - 1; i >= 0 && h[0]-held[i][1] < period && seen.From < held[i][1]; i-- {
