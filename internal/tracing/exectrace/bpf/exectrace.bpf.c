@@ -5,8 +5,8 @@
  *
  * It is attached to the tracepoint sched_process_exec, by its BTF (tp_btf). The kernel passes there once for each
  * successful exec and for no other, when the new program's memory, name and credentials are set, before its first
- * instruction. The tracepoint has existed since Linux 3.4 with the same arguments, and it is not a trampoline, which a
- * kernel in lockdown would refuse.
+ * instruction. Lockdown in integrity mode allows the program. In confidentiality mode the kernel refuses it, because it
+ * calls bpf_probe_read_kernel (LOCKDOWN_BPF_READ_KERNEL in kernel/trace/bpf_trace.c).
  *
  * Every exec that passes the filter is counted as seen before anything else happens to it. From then on it is in the
  * ring, or is counted as lost.
