@@ -238,9 +238,17 @@ Where Tare was tested, and what each part of it needs. What is not listed here i
 each feature on the machine at hand.
 
 Tare needs Linux 5.8 or newer and control groups, v1, v2 or both, and most of it root ([what does
-not](weigh.md#without-root)). The load ` + "`exec` and the subject `exectrace`" + ` need Linux 5.12, and ` + "`kernelmesh`" + ` (so ` + "`tare" + `
-run quickstart` + "`" + ` too) 5.18. eBPF time by control group needs the features bpf-stats, bpf-addresses and sampling; without
-the last two there is no split, and the totals stay exact.
+not](weigh.md#without-root)). Newer kernels add, apart from the [features](#features) that a configuration may lack:
+
+- 5.11: which control group pays for a map (bpf-charges), and who disturbed the machine (witness)
+- 5.12: the load ` + "`exec` and the subject `exectrace`" + `
+- 5.18: ` + "`kernelmesh`, so `tare run quickstart`" + ` too
+- 5.19: peak memory of groups on v2 (cgroup-memory-peak)
+- 6.0: samples that were lost at a window's end (sample-losses)
+- 6.4: the exact size of maps (bpf-map-bytes)
+
+eBPF time by control group needs the features bpf-stats, bpf-addresses and sampling; without the last two there is no
+split, and the totals stay exact.
 
 Linux 6.1 is Debian 12's cloud kernel in a virtual machine that QEMU emulates (` + "`test/vm`" + `), and Linux 6.18 that of the
 Firecracker virtual machine, without a performance counter, on which Tare is developed. "6.1 v2" is a kernel and the
