@@ -247,9 +247,11 @@ func (a *Agent) NotStarted() bool { return a.Failed == notStarted }
 // notRunning returns the reason why the agent of a pod is not running, or "" if it is. It does not judge by containers
 // that a mesh injected into the pod.
 func notRunning(p *api.Pod) string {
+	isAgent := func(s api.ContainerStatus) bool { return s.Name == container }
+	named := slices.ContainsFunc(p.Status.ContainerStatuses, isAgent) // otherwise, somebody has renamed the container
 	for _, s := range p.Status.ContainerStatuses {
 		switch {
-		case s.Name != container:
+		case named && !isAgent(s):
 		case s.State.Running != nil:
 			return ""
 		case s.State.Waiting != nil && s.State.Waiting.Reason != "" && s.State.Waiting.Reason != creating:
