@@ -123,7 +123,7 @@ func TestMain(m *testing.M) {
 			err = os.WriteFile(filepath.Join(d.Path(), "file"), []byte("x"), 0o600)
 		}
 		fmt.Println(err)
-		select {}
+		_ = unix.Pause() // and not "select {}": without another goroutine, the runtime ends the process
 	}
 	os.Exit(m.Run())
 }
