@@ -143,7 +143,7 @@ func flushVerdict(s *analysis.Summary, t *analysis.Table) analysis.Answer {
 		}
 	}
 	if len(fastest) == 0 && counted > 0 {
-		p.Add("No store has clearly the shortest flushes: the intervals of the fastest overlap.")
+		p.Add("No store clearly has the shortest flushes: the intervals of the fastest overlap.")
 	}
 	var open []string
 	for _, arm := range t.Subjects() {

@@ -64,7 +64,7 @@ func TestFastest(t *testing.T) {
 		func(string, map[string]string) map[string]float64 {
 			return map[string]float64{"flush_seconds": 100e-6, "records_per_flush": 1}
 		})
-	if text := s.Answers[0].Answer; !strings.Contains(text, "No store has clearly the shortest flushes") {
+	if text := s.Answers[0].Answer; !strings.Contains(text, "No store clearly has the shortest flushes") {
 		t.Errorf("%q", text)
 	}
 }

@@ -42,7 +42,7 @@ func HoldsPod(bundle string) bool {
 
 // ByRunc reports whether runc runs the container, because it holds a pod.
 func (r *Runtime) ByRunc(id string) bool {
-	if _, err := r.find(id); err == nil || !validID().MatchString(id) {
+	if _, err := dirOf(id); err != nil {
 		return false
 	}
 	_, err := os.Lstat(filepath.Join(r.root, runcRoot, id))

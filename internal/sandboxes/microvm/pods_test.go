@@ -98,7 +98,9 @@ func TestPodHolder(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(r.root, runcRoot, "holder"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for id, want := range map[string]bool{"holder": true, "other": false, "../" + runcRoot + "/holder": false, "": false} {
+	for id, want := range map[string]bool{
+		"holder": true, "other": false, "../" + runcRoot + "/holder": false, "": false, ".": false, "..": false,
+	} {
 		if got := r.ByRunc(id); got != want {
 			t.Errorf("%q: %v", id, got)
 		}

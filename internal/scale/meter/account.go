@@ -472,6 +472,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	groups := a.m.groups.Groups()
 	out := make([]ledger.Cgroup, 0, len(groups))
 	var lacking []string
+	root := a.m.root()
 	for _, g := range groups {
 		before, wasThere := a.w.first.groups[g]
 		now := a.last.groups[g]
@@ -486,7 +487,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			c.Began = new(min(g.Made.Sub(a.w.first.wall).Seconds(), a.seconds()))
 		}
 		// A group removed before the second edge still has the counters of the first: what it used since is unknown.
-		if (!g.Vanished || now != before) && (wasThere || !a.isLate(g)) {
+		if (!g.Vanished || now != before) && (wasThere || !a.isLate(g, root)) {
 			if now.Resets == before.Resets {
 				c.CPUSeconds = scaled(now.UsageNs, before.UsageNs, wasThere)
 			}
@@ -495,7 +496,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			c.Periods = counted(now.Periods, before.Periods, wasThere)
 		}
 		c.CPUReset = now.UsageNs.OK && (now.Resets != before.Resets || wasThere && now.UsageNs.N < before.UsageNs.N)
-		if atTop(g.Path, a.m.root()) && c.CPUSeconds == nil {
+		if atTop(g.Path, root) && c.CPUSeconds == nil {
 			a.untold = a.untold || c.CPUReset
 			a.absorbed = a.absorbed || !c.CPUReset && (before.UsageNs.OK || now.UsageNs.OK)
 		}
@@ -527,9 +528,9 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 // include time before it. A group made while the first edge was prepared is not late: it had hardly any time to use
 // CPUs. Groups at the top are late only under a new name: they are found before each edge, and no other group contains
 // their time.
-func (a *account) isLate(g *cgroup.Group) bool {
+func (a *account) isLate(g *cgroup.Group, root string) bool {
 	slack := time.Duration(a.seconds() / 100 * float64(time.Second))
-	return g.Renamed || !atTop(g.Path, a.m.root()) && g.Made.Before(a.w.first.wall.Add(-slack))
+	return g.Renamed || !atTop(g.Path, root) && g.Made.Before(a.w.first.wall.Add(-slack))
 }
 
 // atTop reports whether a path is that of the given root group, or of a group directly below it.

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
 )
 
 // Options configures an Inventory. The zero value is right for production.
@@ -463,17 +464,7 @@ func (v *Inventory) addCharges(s *Snapshot) error {
 // with this charging, or with the accounting of kernel memory, disabled. A map without a charged group is then charged
 // to none, and not to the root.
 func chargesBPF(proc string) bool {
-	cmdline, _ := os.ReadFile(proc + "/cmdline")
-	for _, word := range strings.Fields(string(cmdline)) {
-		name, values, _ := strings.Cut(word, "=")
-		for value := range strings.SplitSeq(values, ",") {
-			if name == "cgroup.memory" && (value == "nokmem" || value == "nobpf") ||
-				name == "cgroup_disable" && value == "memory" {
-				return false
-			}
-		}
-	}
-	return true
+	return !cgroup.Booted(proc, "cgroup.memory", "nokmem", "nobpf") && !cgroup.Booted(proc, "cgroup_disable", "memory")
 }
 
 // addUsers records which programs use a map. A program that uses a map of maps uses the maps inside.

@@ -186,11 +186,17 @@ const initialNamespace = 0xEFFFFFFB
 
 // chargesKernel reports whether the kernel charges the memory that it uses itself to groups. It does, unless it was
 // booted with cgroup.memory=nokmem (Documentation/admin-guide/kernel-parameters.txt).
-func (l *Layout) chargesKernel() bool {
-	cmdline, _ := os.ReadFile(filepath.Join(l.roots.proc(), "cmdline"))
-	return !slices.ContainsFunc(strings.Fields(string(cmdline)), func(word string) bool {
-		values, is := strings.CutPrefix(word, "cgroup.memory=")
-		return is && slices.Contains(strings.Split(values, ","), "nokmem")
+func (l *Layout) chargesKernel() bool { return !Booted(l.roots.proc(), "cgroup.memory", "nokmem") }
+
+// Booted reports whether the kernel was booted with a parameter whose list has one of the given values. proc is where
+// proc is mounted.
+func Booted(proc, parameter string, values ...string) bool {
+	cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
+	return slices.ContainsFunc(strings.Fields(string(cmdline)), func(word string) bool {
+		name, list, _ := strings.Cut(word, "=")
+		return name == parameter && slices.ContainsFunc(strings.Split(list, ","), func(value string) bool {
+			return slices.Contains(values, value)
+		})
 	})
 }
 
