@@ -24,6 +24,7 @@ import (
 	"tare/internal/lib/self"
 	"tare/internal/lib/text"
 	"tare/internal/lib/usage"
+	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/meter"
@@ -271,7 +272,7 @@ func nodeMachine(
 			return engine.Machine{}, err
 		}
 		window, err := open(s)
-		return engine.Machine{Self: self, Cgroups: layout, OpenWindow: window}, err
+		return engine.Machine{Self: self, Cgroups: layout, Programs: bpf.Loaded, OpenWindow: window}, err
 	}
 }
 

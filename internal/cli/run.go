@@ -22,6 +22,7 @@ import (
 	"tare/internal/lib/lists"
 	"tare/internal/lib/self"
 	"tare/internal/results/session"
+	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/feature"
 	"tare/internal/scale/host/proc"
@@ -213,7 +214,7 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 	if others := placement.Others(layout); len(others) > 0 {
 		o.Warnings = append(o.Warnings, engine.OtherRun(others))
 	}
-	machine := engine.Machine{Self: own.path, Cgroups: layout,
+	machine := engine.Machine{Self: own.path, Cgroups: layout, Programs: bpf.Loaded,
 		OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
 			return m.OpenAt(ctx, at)
 		}}

@@ -393,8 +393,8 @@ var prepare = sync.OnceValues(func() (*kit, error) {
 	return k, nil
 })
 
-// findKernel returns the path of the kernel that TARE_VM_KERNEL names or, without that, of the last kernel in the cache
-// by name.
+// findKernel returns the path of the kernel that TARE_VM_KERNEL names or, without that, of the newest kernel in the
+// cache.
 func findKernel(cache string) (string, error) {
 	if k := os.Getenv("TARE_VM_KERNEL"); k != "" {
 		return k, nil
@@ -406,7 +406,8 @@ func findKernel(cache string) (string, error) {
 	if len(found) == 0 {
 		return "", missing("a kernel in " + filepath.Join(cache, "kernel") + " (Debian package linux-image-cloud-amd64)")
 	}
-	return slices.Max(found), nil
+	microvm.NewestFirst(found)
+	return found[0], nil
 }
 
 // Kernel finds the kernel of emulated machines, with its modules. The error matches ErrMissing if there is none.

@@ -19,6 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// killPatience limits the wait for a process that was killed. One in uninterruptible sleep, for example because a
+// network file system does not answer, may never end.
+const killPatience = 20 * time.Second
+
 // Options configure how a process is started, read and ended. Only Name is required.
 type Options struct {
 	Name string // the name of the process in messages
@@ -62,13 +66,19 @@ type Process struct {
 	ask   sync.Once
 	ended chan struct{} // closed after the end of the process and of its output, once the field why is set
 	why   error
+
+	patience time.Duration // killPatience, except in tests
+	give     sync.Once
+	stuck    chan struct{} // closed if Kill gave up, once the field state is set
+	state    error         // says what the process was doing then
 }
 
 // Start starts a command as p. Stop may be called even if Start fails.
 func Start(p *Process, c Command, o Options) error {
 	cmd := c.cmd()
 	p.o, p.cmd = o, cmd
-	p.asked, p.ended = make(chan struct{}), make(chan struct{})
+	p.asked, p.ended, p.stuck = make(chan struct{}), make(chan struct{}), make(chan struct{})
+	p.patience = killPatience
 	if o.Output == nil {
 		cmd.WaitDelay = o.Linger
 		w := io.Writer(&p.tails[1])
@@ -193,9 +203,15 @@ func (p *Process) Ended() <-chan struct{} { return p.ended }
 func (p *Process) Asked() bool { return closed(p.asked) }
 
 // Err waits for the end of the process and returns why it ended: nil for exit status 0, the error of Options.Exited,
-// the error of a failed start, or an *exec.ExitError.
+// the error of a failed start, or an *exec.ExitError. If Kill gave up, the error says so.
 func (p *Process) Err() error {
-	<-p.ended
+	select {
+	case <-p.ended:
+	case <-p.stuck:
+		if !closed(p.ended) {
+			return p.state
+		}
+	}
 	return p.why
 }
 
@@ -275,11 +291,29 @@ func (p *Process) Quit() {
 	p.killAfterGrace()
 }
 
-// Kill ends the process group at once and waits for the process.
+// Kill ends the process group at once and waits for the process. It gives up after 20 s; Err then names the process and
+// its state.
 func (p *Process) Kill() {
-	if p.end(unix.SIGKILL, true) {
-		<-p.ended
+	if !p.end(unix.SIGKILL, true) {
+		return
 	}
+	timer := time.NewTimer(p.patience)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+	case <-p.stuck:
+	case <-timer.C:
+		p.give.Do(p.giveUp)
+	}
+}
+
+func (p *Process) giveUp() {
+	doing := "other processes hold its output open"
+	if !p.Exited() {
+		doing = Doing(p.PID())
+	}
+	p.state = fmt.Errorf("%s (process %d) has not ended %s after it was killed: %s", p.o.Name, p.PID(), p.patience, doing)
+	close(p.stuck)
 }
 
 // end sends a signal to the process group. It returns false if there is nothing to end.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -111,6 +112,26 @@ func TestStop(t *testing.T) {
 		if p.Stop() {
 			t.Errorf("%s: it was killed a second time", name)
 		}
+	}
+}
+
+// TestKillGivesUp: a process whose end is not seen does not hold up those who end it, and Err says what it was doing.
+func TestKillGivesUp(t *testing.T) {
+	release := make(chan struct{})
+	p := start(t, "sleep 600", Options{Exited: func() error { <-release; return nil }})
+	p.patience = 10 * time.Millisecond
+	for range 2 { // the second does not wait
+		p.Kill()
+		err := p.Err()
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(process %d) has not ended 10ms after", p.PID())) {
+			t.Errorf("got %v", err)
+		}
+		p.patience = time.Hour
+	}
+	close(release)
+	<-p.Ended()
+	if err := p.Err(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("after its end: %v", err)
 	}
 }
 

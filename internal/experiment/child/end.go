@@ -1,6 +1,7 @@
 package child
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -42,7 +43,7 @@ func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
 		}
 		if !ended {
 			return fault.New(fault.Machine, Comm(pid), "look at its state (ps -o pid,stat,wchan), then run 'tare clean'",
-				"process %d does not end when killed", pid)
+				"process %d does not end when killed: %s", pid, Doing(pid))
 		}
 	}
 	return nil
@@ -57,6 +58,18 @@ func Comm(pid int) string {
 		}
 		return r
 	}, name)
+}
+
+// Doing describes the present activity of processes and of their descendants, such as "waits in do_epoll_wait".
+func Doing(pids ...int) string {
+	const most = 4
+	var said []string
+	for _, pid := range pids[:min(len(pids), most)] {
+		if doing := (proc.FS{}).Doing(pid); doing != "" {
+			said = append(said, doing)
+		}
+	}
+	return cmp.Or(strings.Join(said, ", "), "no state is known")
 }
 
 // Named describes a process in messages.

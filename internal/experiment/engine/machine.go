@@ -11,6 +11,7 @@ import (
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/pace"
+	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/profile"
@@ -25,6 +26,9 @@ type Machine struct {
 	OpenWindow func(ctx context.Context, at int64) (Window, error)
 	Share      cluster.Share // share of the machine for all groups of a trial together
 	Shared     bool          // other nodes of the same run run trials on this machine at the same time
+
+	// Programs lists the eBPF programs that are loaded on the machine. nil: trials do not look for those that they leave.
+	Programs func() ([]bpf.Program, error)
 
 	// Stacks prepares to sample stacks during a window; nil: trials have no profiles.
 	Stacks func() (Stacks, error)

@@ -94,6 +94,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	work, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	x.cancel, x.record = cancel, t
+	programs := x.programs()
 
 	err := x.measure(work)
 	if e, ok := x.own.(kind.Explainer); ok && err != nil && ctx.Err() == nil {
@@ -111,6 +112,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	err = errors.Join(err, x.tearDown())
 	t.Ended = time.Now()
 	t.Clocks["tear-down"] = t.Ended.Sub(begin)
+	x.warnOfPrograms(programs)
 	t.Subject = x.subjectRaw
 
 	if err != nil {

@@ -83,7 +83,7 @@ func empty(dirs []string, deadline time.Time, clear func(dirs []string) error) e
 		}
 		if time.Now().After(deadline) {
 			return fault.New(fault.Machine, dirs[0], "look at their state (ps -o pid,stat,wchan), then run 'tare clean'",
-				"processes %v do not end when killed", left)
+				"processes %v do not end when killed: %s", left, child.Doing(left...))
 		}
 		if err := clear(dirs); err != nil {
 			return err

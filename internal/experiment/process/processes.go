@@ -312,7 +312,10 @@ func FreePort() (int, error) {
 	return int(at.Port()), err
 }
 
-// FreeAddresses returns n different addresses of the loopback interface with unused TCP ports, as host:port.
+// FreeAddresses returns n different addresses of the loopback interface with unused TCP ports, as host:port. Another
+// process may take a port before the caller's command listens there; the command then fails to start, and its trial is
+// repeated. A Reservation prevents that, but only commands that set SO_REUSEADDR can listen beside it, and those that
+// users name need not.
 func FreeAddresses(n int) (all []string, err error) {
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

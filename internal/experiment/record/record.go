@@ -320,6 +320,10 @@ const NoProfile = "no-profile"
 // LeftBehind is the code of the ledger's warning that something of the trial is still on the machine.
 const LeftBehind = "left-behind"
 
+// ProgramsLeft is the code of the ledger's warning that eBPF programs that were loaded during the trial are still there
+// after it. Its message lists them.
+const ProgramsLeft = "programs-left"
+
 // Validity says whether the trial is valid, and why not.
 type Validity struct {
 	Valid  bool   `json:"valid"`

@@ -131,7 +131,8 @@ func mapCharged(m *measured.Measured) (float64, bool) {
 }
 
 // mapDeclared sums the declared sizes of the subject's maps: each once, or, if byProgram, once for each of the
-// subject's programs that use it. It returns false if a map or the programs are unknown.
+// subject's programs that use it. It returns false if a map, the programs, or the number of copies of a per-CPU map are
+// unknown.
 func mapDeclared(m *measured.Measured, byProgram bool) (float64, bool) {
 	ids := m.SubjectMaps()
 	programs, ok := m.Programs()
@@ -150,19 +151,26 @@ func mapDeclared(m *measured.Measured, byProgram bool) (float64, bool) {
 				}
 			}
 		}
-		total += float64(times) * declared(mp, m.Ledger.Host.CPUs)
+		if perCPU(mp) && m.Ledger.Host.PossibleCPUs == 0 {
+			return 0, false
+		}
+		total += float64(times) * declared(mp, m.Ledger.Host.PossibleCPUs)
 	}
 	return total, ok && found == len(ids)
 }
 
 // declared returns what Linux 5.11 to 6.3 reports as the size of a map: bpf_map_memory_footprint and
-// bpf_map_value_size of kernel/bpf/syscall.c.
-func declared(m ledger.Map, cpus int) float64 {
+// bpf_map_value_size of kernel/bpf/syscall.c. A per-CPU map has a value for each of the possible CPUs.
+func declared(m ledger.Map, possible int) float64 {
 	const page = 4096
 	round := func(n, to float64) float64 { return float64(int64((n+to-1)/to)) * to }
 	value := float64(m.ValueBytes)
-	if strings.HasPrefix(m.Type, "percpu_") || strings.HasPrefix(m.Type, "lru_percpu_") {
-		value = round(value, 8) * float64(cpus)
+	if perCPU(m) {
+		value = round(value, 8) * float64(possible)
 	}
 	return round(float64(m.MaxEntries)*round(float64(m.KeyBytes)+value, 8), page)
+}
+
+func perCPU(m ledger.Map) bool {
+	return strings.HasPrefix(m.Type, "percpu_") || strings.HasPrefix(m.Type, "lru_percpu_")
 }

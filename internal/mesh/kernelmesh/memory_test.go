@@ -28,6 +28,19 @@ func TestDeclared(t *testing.T) {
 	}
 }
 
+// TestDeclaredPossible: a per-CPU map counts once for each possible CPU, also for those that are offline. Where their
+// number is unknown, so is the size.
+func TestDeclaredPossible(t *testing.T) {
+	for possible, want := range map[int]float64{4: 3*4096 + 5*4096, 0: 0} {
+		m := memoryTrial(param.Values{"services": "5"})
+		m.Ledger.Host.CPUs, m.Ledger.Host.PossibleCPUs = 2, possible
+		m.Ledger.Maps[1].Type = "percpu_array" // 512 x (8 B x 4, and the key, rounded to 40 B)
+		if got, ok := mapDeclared(m, false); got != want || ok != (possible > 0) {
+			t.Errorf("%d possible CPUs: %g, %v; want %g", possible, got, ok, want)
+		}
+	}
+}
+
 // memoryTrial is a trial whose subject has two programs, which share one of their maps.
 func memoryTrial(o param.Values) *measured.Measured {
 	const tree = "/tare-trial"

@@ -67,6 +67,39 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
+// TestProgramsLeft: the summary warns of an arm after whose trials eBPF programs were left, unless the baseline's were
+// followed by some as well.
+func TestProgramsLeft(t *testing.T) {
+	const mine = "candidate"
+	for name, c := range map[string]struct {
+		left func(record.Trial) bool
+		want bool
+	}{
+		"by the arm":      {func(t record.Trial) bool { return t.Arm == mine }, true},
+		"once":            {func(t record.Trial) bool { return t.Arm == mine && t.Block == 2 }, true},
+		"in the baseline": {func(t record.Trial) bool { return t.Arm == mine || t.Arm == record.AA && t.Block == 3 }, false},
+		"by none":         {func(record.Trial) bool { return false }, false},
+	} {
+		run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6})
+		for i := range trials {
+			if c.left(trials[i]) {
+				trials[i].Ledger.Warn(record.ProgramsLeft, "%d from_client (sched_cls)", i)
+			}
+		}
+		s, err := analysis.Summarize(run, trials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := slices.ContainsFunc(s.Warnings, func(w string) bool {
+			return strings.Contains(w, " of "+mine+", and none of the baseline, eBPF programs ") &&
+				strings.Contains(w, " from_client (sched_cls)): ")
+		})
+		if said != c.want {
+			t.Errorf("%s: warnings %q", name, s.Warnings)
+		}
+	}
+}
+
 // TestMadeBeside: the summary warns of an arm if control groups outside of the trial were created in all of its trials
 // and in none of the baseline. It does not warn if only some trials created them, or if the baseline did as well.
 func TestMadeBeside(t *testing.T) {

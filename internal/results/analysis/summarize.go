@@ -72,6 +72,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.warnOfOthers(trials)
 	s.warnOfLeftovers(trials)
 	s.warnOfBeside(trials)
+	s.warnOfPrograms(trials)
 	s.withhold(run, t, newCarriers(t.defined, trials))
 	s.addComponents(run, trials)
 	s.Models = append(s.Models, fitModels(t)...)
@@ -523,6 +524,27 @@ func (s *Summary) warnOfLeftovers(trials []record.Trial) {
 	}
 	if n > 0 {
 		s.addWarning("%d trials left something behind; of the first: %s", n, first)
+	}
+}
+
+// warnOfPrograms warns of an arm if eBPF programs that were loaded during its trials outlived them, and none did of
+// the baseline's: each trial after it, of the baseline too, may have run with them.
+func (s *Summary) warnOfPrograms(trials []record.Trial) {
+	left, last := map[string]int{}, map[string]string{}
+	for _, t := range trials {
+		for _, w := range t.Warned() {
+			if w.Code == record.ProgramsLeft {
+				left[t.Arm], last[t.Arm] = left[t.Arm]+1, w.Message
+			}
+		}
+	}
+	if left[record.Direct]+left[record.AA] > 0 {
+		return // other programs load some all the time
+	}
+	for arm, n := range lists.ByKey(left) {
+		s.addWarning("after %s of %s, and none of the baseline, eBPF programs that were loaded during the trial were still "+
+			"there (after the last: %s): if %s attached them, later trials ran with them, those of the baseline too; have "+
+			"its command remove them, and run it again", quantity.Counted(n, "trial"), arm, last[arm], arm)
 	}
 }
 

@@ -34,7 +34,7 @@ func FindKernel(named string) (Kernel, error) {
 	images := []string{named}
 	if named == "" {
 		images, _ = filepath.Glob("/boot/vmlinuz-*-cloud-amd64") // cannot fail: the pattern is well-formed
-		newestFirst(images)
+		NewestFirst(images)
 		if len(images) == 0 {
 			return Kernel{}, fault.New(fault.Machine, "/boot", kernelHint, "no kernel for a virtual machine")
 		}
@@ -52,8 +52,8 @@ func FindKernel(named string) (Kernel, error) {
 
 var digits = text.LazyRegexp(`[0-9]+`)
 
-// newestFirst sorts names by the numbers in them, so that 6.1.0-10 comes before 6.1.0-9.
-func newestFirst(names []string) {
+// NewestFirst sorts names of kernels by the numbers in them, so that 6.1.0-10 comes before 6.1.0-9.
+func NewestFirst(names []string) {
 	sortable := func(name string) string {
 		return digits().ReplaceAllStringFunc(name, func(n string) string { return fmt.Sprintf("%12s", n) })
 	}

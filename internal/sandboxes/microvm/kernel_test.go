@@ -9,7 +9,7 @@ import (
 func TestNewestFirst(t *testing.T) {
 	names := []string{"vmlinuz-6.1.0-9-cloud-amd64", "vmlinuz-5.10.0-30-cloud-amd64", "vmlinuz-6.1.0-10-cloud-amd64",
 		"vmlinuz-6.12-cloud-amd64"}
-	newestFirst(names)
+	NewestFirst(names)
 	if want := []string{"vmlinuz-6.12-cloud-amd64", "vmlinuz-6.1.0-10-cloud-amd64", "vmlinuz-6.1.0-9-cloud-amd64",
 		"vmlinuz-5.10.0-30-cloud-amd64"}; !slices.Equal(names, want) {
 		t.Errorf("%q", names)

@@ -95,6 +95,7 @@ func together(views []View, text func(*Ledger) string) string {
 // join adds the figures of one more machine.
 func (l *Ledger) join(m *Ledger, first bool) {
 	l.Host.CPUs += m.Host.CPUs
+	l.Host.PossibleCPUs += m.Host.PossibleCPUs
 	w := &l.Window
 	if first || m.Window.Start.Before(w.Start) {
 		w.Start = m.Window.Start

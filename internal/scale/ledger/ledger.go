@@ -41,9 +41,12 @@ type Ledger struct {
 
 // Host describes the machine and the means of measurement.
 type Host struct {
-	Hostname      string   `json:"hostname"`
-	Kernel        string   `json:"kernel"`
-	CPUs          int      `json:"cpus"` // online
+	Hostname string `json:"hostname"`
+	Kernel   string `json:"kernel"`
+	CPUs     int    `json:"cpus"` // online
+	// PossibleCPUs are those that may come online: per-CPU maps have a value for each of them. 0 if unknown, and in
+	// ledgers without the field.
+	PossibleCPUs  int      `json:"possible_cpus,omitempty"`
 	CPUModel      string   `json:"cpu_model"`
 	CgroupMode    string   `json:"cgroup_mode"` // v1, v2 or hybrid
 	Clocksource   string   `json:"clocksource"`

@@ -764,7 +764,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		}
 		// Some kernel threads, such as those of vhost before Linux 6.4, are in the group of the process that they work for.
 		// That group's counter already includes their time.
-		if used > 0 && inGroup(l, groups, t.PID) {
+		if used > 0 && inGroup(l, groups, a.m.root(), t.PID) {
 			continue
 		}
 		u.Kernel += used
@@ -848,12 +848,15 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	return c
 }
 
-// inGroup reports whether a kernel thread is now in a group of the ledger other than the root. It returns false for a
-// thread that has ended.
-func inGroup(l *ledger.Ledger, groups *cgroup.Resolver, tid int) bool {
+// inGroup reports whether the counter of a group of the ledger other than the root includes a kernel thread: whether
+// the thread is now in such a group, or in one below it that is not in the ledger. It returns false for a thread that
+// has ended.
+func inGroup(l *ledger.Ledger, groups *cgroup.Resolver, root string, tid int) bool {
 	path, err := groups.Path(tid)
-	known := func(c ledger.Cgroup) bool { return c.Path == path }
-	return err == nil && path != "/" && slices.ContainsFunc(l.Cgroups, known)
+	includes := func(c ledger.Cgroup) bool {
+		return c.Path == path || c.Path != "/" && c.Path != root && cgroup.Within(path, c.Path)
+	}
+	return err == nil && path != "/" && slices.ContainsFunc(l.Cgroups, includes)
 }
 
 // bpfTimes returns the shares that could be split, by the part of the budget that they ran in. Run time is wall time.

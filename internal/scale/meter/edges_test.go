@@ -150,10 +150,12 @@ func TestBPFTimeOfGroupsIsNotStolen(t *testing.T) {
 }
 
 // TestKernelThreadInAGroup: the CPU time of a kernel thread in a control group is counted in the group, and not also on
-// the line of kernel threads.
+// the line of kernel threads. So is that of one in a group that is not listed below one that is.
 func TestKernelThreadInAGroup(t *testing.T) {
 	for path, want := range map[string]map[string]float64{
 		"/unit":    {ledger.LineGroups: 6, ledger.LineKernel: 0},
+		"/unit/vm": {ledger.LineGroups: 6, ledger.LineKernel: 0}, // it is not listed, and is part of /unit
+		"/unit2":   {ledger.LineGroups: 6, ledger.LineKernel: 6},
 		"/":        {ledger.LineGroups: 6, ledger.LineKernel: 6},
 		"/unknown": {ledger.LineGroups: 6, ledger.LineKernel: 6}, // there is no such group
 	} {
@@ -402,6 +404,25 @@ func TestIRQTimeOfAnUnstableClock(t *testing.T) {
 		m := &Meter{fs: m.fs, host: ledger.Host{IRQTime: before}}
 		if m.judgeIRQTime(proc.Stat{IRQ: 1}); m.host.IRQTime != before {
 			t.Errorf("it became %v", m.host.IRQTime)
+		}
+	}
+}
+
+// TestWarnOfNoHzFull: the meter warns of CPUs without ticks, where the kernel counts CPU time late.
+func TestWarnOfNoHzFull(t *testing.T) {
+	for list, want := range map[string]string{"2-7\n": "CPUs 2-7 run without ticks", "  (null)\n": "", "\n": ""} {
+		root := t.TempDir()
+		writeUnder(t, root, "sys/devices/system/cpu/nohz_full", list)
+		m := &Meter{fs: proc.FS{Root: root}, layout: &cgroup.Layout{}}
+		m.describe()
+		m.host.Clocksource = "tsc"
+		m.warnOfClocks()
+		got := ""
+		for _, w := range m.warnings {
+			got += w.Message
+		}
+		if want == "" && got != "" || !strings.HasPrefix(got, want) {
+			t.Errorf("%q: %q, want %q", list, got, want)
 		}
 	}
 }

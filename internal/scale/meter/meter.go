@@ -77,6 +77,7 @@ type Meter struct {
 	parts     windowParts      // the enabled parts, with the errors of those that this machine lacks
 	noKernel  bool             // kernel threads are hidden from this process
 	rootError error            // why the processes in the root group cannot be listed
+	noHzFull  string           // the CPUs without ticks; empty: none
 	untrusted *float64         // proc.Stat.IRQ when the clock was first seen unstable; nil while it is stable
 
 	sandboxes  *Sandboxes // see Options
@@ -208,10 +209,12 @@ func (m *Meter) enableStatistics() (err error) {
 func (m *Meter) describe() {
 	machine := m.fs.Machine()
 	m.host = ledger.Host{
-		Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs, CPUModel: machine.CPUModel,
+		Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs, PossibleCPUs: machine.Possible,
+		CPUModel:   machine.CPUModel,
 		CgroupMode: m.layout.Mode, CgroupCPU: m.layout.CPUMode(),
 		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: self.Version,
 	}
+	m.noHzFull = machine.NoHzFull
 	if now, err := m.fs.Stat(); err == nil {
 		m.judgeIRQTime(now)
 	}
@@ -237,6 +240,10 @@ func (m *Meter) judgeIRQTime(now proc.Stat) {
 func (m *Meter) warnOfClocks() {
 	if clock := m.host.Clocksource; clock != "tsc" && clock != "arch_sys_counter" && clock != "kvm-clock" {
 		m.warn("clocksource", "the clocksource %s is slow to read: taking timestamps costs more than with tsc", clock)
+	}
+	if m.noHzFull != "" {
+		m.warn("nohz-full", "CPUs %s run without ticks (nohz_full): what a task uses that runs alone on one of them is "+
+			"counted up to 1 s late, so use windows of minutes", m.noHzFull)
 	}
 }
 

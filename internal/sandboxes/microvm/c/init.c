@@ -107,7 +107,6 @@ struct plan {
 struct outward {
 	s32 pipe, port; /* pipe is -1 before the process starts, and once the stream has ended */
 	u32 have, sent; /* bytes in frame, and how many of them have been sent */
-	u32 left;       /* not used */
 	s32 done;       /* the frame of length 0, which ends the stream, was added */
 	u8 frame[4 + CHUNK];
 };
@@ -646,7 +645,7 @@ static __attribute__((noreturn, used)) void start(u64 *stack)
 	s.in.over = 0;
 	for (u32 k = 0; k < 2; k++) {
 		s.out[k].pipe = -1;
-		s.out[k].have = s.out[k].sent = s.out[k].left = 0;
+		s.out[k].have = s.out[k].sent = 0;
 		s.out[k].done = 0;
 	}
 	if (stack[0] < 2)

@@ -22,7 +22,7 @@ type Group struct {
 	Memory   Memory // as of the last ReadMemory
 	Vanished bool   // it no longer exists; CPU and Memory are the last values read
 	// Made is the latest time at which the group can have been created. It is zero for groups that were found before the
-	// second Refresh.
+	// second Refresh, and if the wall clock was set back after the creation and before the group was found.
 	Made time.Time
 	// Renamed reports whether the group's directory had another path before (rename(2) on v1). The Group with the old path
 	// has then Vanished, and the counters of this one include everything that the old one counted.
@@ -454,18 +454,24 @@ func (r *Reader) renamed(t *tree, ino uint64) *node {
 }
 
 // made returns the latest time at which a directory can have been created: kernfs dates an inode at its first lookup
-// (kernfs_init_inode in fs/kernfs/inode.c), which is usually that of the creator of the group.
+// (kernfs_init_inode in fs/kernfs/inode.c), which is usually that of the creator of the group. The result is zero if
+// the date is in the future: the wall clock was set back, so the age is unknown. Otherwise it has a monotonic reading,
+// so that comparisons with other times hold when the wall clock is set later.
 func made(dir int, rel string) time.Time {
-	first := time.Now()
+	now := time.Now()
 	var st unix.Stat_t
-	if stat(dir, rel, &st) == nil {
-		for _, ts := range []unix.Timespec{st.Atim, st.Mtim, st.Ctim} {
-			if at := time.Unix(ts.Unix()); at.Before(first) {
-				first = at
-			}
-		}
+	if stat(dir, rel, &st) != nil {
+		return now
 	}
-	return first
+	age := time.Duration(0)
+	for _, ts := range []unix.Timespec{st.Atim, st.Mtim, st.Ctim} {
+		since := now.Round(0).Sub(time.Unix(ts.Unix())) // by the wall clock
+		if since < 0 {
+			return time.Time{}
+		}
+		age = max(age, since)
+	}
+	return now.Add(-age)
 }
 
 // in reports whether the group has, or had, a directory in the tree.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -21,6 +22,8 @@ type Machine struct {
 	Distro      string
 	CPUModel    string
 	CPUs        int    // online
+	Possible    int    // CPUs that may ever come online: per-CPU memory is allocated for each of them
+	NoHzFull    string // the CPUs that run without ticks, such as "2-7"; empty if there are none
 	MemoryBytes uint64 // usable by the kernel
 	SwapBytes   uint64
 	Governor    string // of CPU frequency; separated by commas if CPUs differ; empty if there is none
@@ -41,6 +44,11 @@ func (f FS) Machine() Machine {
 		Governor:    f.governor(),
 		Clocksource: f.text("sys/devices/system/clocksource/clocksource0/current_clocksource"),
 	}
+	m.Possible = countCPUs(f.text("sys/devices/system/cpu/possible"))
+	// Without the boot parameter, the kernel prints no list.
+	if list := strings.TrimSpace(f.text("sys/devices/system/cpu/nohz_full")); countCPUs(list) > 0 {
+		m.NoHzFull = list
+	}
 	meminfo := []byte(f.text("proc/meminfo"))
 	m.MemoryBytes, _ = parseKB(meminfo, "MemTotal")
 	m.SwapBytes, _ = parseKB(meminfo, "SwapTotal")
@@ -55,6 +63,23 @@ func (f FS) Machine() Machine {
 	m.Lockdown = f.lockdown(config, cmdline)
 	m.IRQTime = f.irqTime(config, cmdline)
 	return m
+}
+
+// countCPUs returns the number of CPUs in a list such as "0-3,8"; 0 if it is not such a list.
+func countCPUs(list string) (n int) {
+	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		lo, err := strconv.ParseUint(first, 10, 16)
+		hi := lo
+		if err == nil && isRange {
+			hi, err = strconv.ParseUint(last, 10, 16)
+		}
+		if err != nil || hi < lo {
+			return 0
+		}
+		n += int(hi - lo + 1)
+	}
+	return n
 }
 
 func (f FS) distro() string {

@@ -111,7 +111,7 @@ func TestMachineFixture(t *testing.T) {
 	got.IRQTime = nil
 	want := Machine{Hostname: "example", Kernel: "6.1.0-1-cloud-amd64", BootID: "11111111-2222-3333-4444-555555555555",
 		Distro:   "Example Linux 1",
-		CPUModel: "Example CPU @ 2.0GHz", CPUs: 2, MemoryBytes: 24684092 << 10, SwapBytes: 1 << 20,
+		CPUModel: "Example CPU @ 2.0GHz", CPUs: 2, Possible: 6, NoHzFull: "1", MemoryBytes: 24684092 << 10, SwapBytes: 1 << 20,
 		Governor:    "performance,powersave",
 		Clocksource: "kvm-clock", Lockdown: "integrity", Virtual: "QEMU Standard PC"}
 	if got != want {
@@ -119,6 +119,16 @@ func TestMachineFixture(t *testing.T) {
 	}
 	if empty := (FS{Root: t.TempDir()}).Machine(); empty != (Machine{}) {
 		t.Errorf("of nothing: %+v", empty)
+	}
+}
+
+func TestCountCPUs(t *testing.T) {
+	for list, want := range map[string]int{
+		"0": 1, "0-3": 4, "0-3,8\n": 5, "0-127,256-383": 256, "": 0, "(null)": 0, "  (null)\n": 0, "3-1": 0, "0-": 0,
+	} {
+		if got := countCPUs(list); got != want {
+			t.Errorf("%q: %d CPUs, want %d", list, got, want)
+		}
 	}
 }
 
