@@ -348,10 +348,12 @@ metadata: {name: tare-experiments, labels: {pod-security.kubernetes.io/enforce: 
 	}
 	// A coordinator that an attacker has taken over cannot become root on a node: it can make pods only in its namespace.
 	coordinator := []string{"--as", "system:serviceaccount:" + namespace + ":" + name}
-	may(coordinator, "yes", "create pods -n "+namespace, "create pods --subresource=portforward -n kube-system")
+	may(coordinator, "yes", "create pods -n "+namespace, "create pods --subresource=portforward -n kube-system",
+		"list daemonsets.apps -n kube-system")
 	may(coordinator, "no", "create pods -n kube-system", "create daemonsets.apps -n kube-system", "create pods -n default",
 		"delete pods -n kube-system", "create pods --subresource=exec -n kube-system", "get secrets -n "+namespace,
 		"create pods --subresource=exec -n "+namespace, "create jobs.batch -n "+namespace, "list nodes", "list pods -A",
+		"list daemonsets.apps -A",
 		"create serviceaccounts --subresource=token -n "+namespace, "create roles.rbac.authorization.k8s.io -n "+namespace,
 		"create rolebindings.rbac.authorization.k8s.io -n kube-system", "patch pods -n "+namespace)
 	out, errs, code = p.tare("attach", "--kubeconfig", as, "-n", namespace, "--out", filepath.Join(dir, "run"))

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/limit/handshake"
 	"tare/internal/lib/pace"
 )
 
@@ -80,7 +81,7 @@ func (a Agent) Join(ctx context.Context, run Runner) error {
 	dialer := &net.Dialer{Timeout: dialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second,
 		Interval: time.Second, Count: 3}}
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(pacedCredentials{credentials.NewTLS(config)}), grpc.WithNoProxy(),
+		grpc.WithTransportCredentials(handshake.Then(credentials.NewTLS(config), slowed)), grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
 		// MinConnectTimeout includes the TLS handshake.
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: dialTimeout}),

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -169,6 +170,30 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestSuspended: the clock of a node whose machine was suspended has fallen behind, so its window was not that of the
+// others.
+func TestSuspended(t *testing.T) {
+	g := newGround(t, Options{})
+	g.join(g.agent("a"), good)
+	var behind atomic.Int64
+	b := g.agent("b")
+	b.now = func() int64 { return pace.Now() - behind.Load() }
+	slept := time.Duration(0)
+	g.join(b, func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
+		at, err := barrier(ctx)
+		if err != nil {
+			return nil, err
+		}
+		behind.Add(int64(slept))
+		return json.RawMessage(`{}`), pace.SleepUntil(ctx, at+behind.Load()+int64(trialLength))
+	})
+	g.run(map[string]string{"a": "", "b": ""})
+	slept = 2 * time.Second
+	g.run(map[string]string{"a": "", "b": "its clock fell behind by 2s after the trial was announced"})
+	slept = 0
+	g.run(map[string]string{"a": "", "b": ""})
+}
+
 // TestFailures: if one node fails, only its part of the trial is lost, and the reason is reported.
 func TestFailures(t *testing.T) {
 	errDisk := errors.New("no space left on device")
@@ -308,7 +333,7 @@ func TestWrongWords(t *testing.T) {
 			"it sent the record of trial 7 in the middle of trial 1"},
 		{"prepared twice", `{"prepared":{"id":1}}`, "it sent that trial 1 is prepared in the middle of trial 1"},
 		{"a second hello", hello, "it sent a hello in the middle"},
-		{"nothing", `{}`, "it sent an empty message"},
+		{"nothing", `{}`, "an empty message"},
 		{"no JSON", "\x00\x01\x02", "cannot be read"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

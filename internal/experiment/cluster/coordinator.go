@@ -501,4 +501,28 @@ func (p *part) begin(at int64, length time.Duration) {
 
 func (p *part) finish(ctx context.Context, timeout time.Duration) {
 	p.await(ctx, "send a record", timeout)
+	if p.Failed == nil {
+		p.Failed = p.suspended(ctx)
+	}
+}
+
+// clockSlack is how far a node's clock may fall behind during a trial, besides a thousandth of the time and the errors
+// of the readings. No machine is suspended for less.
+const clockSlack = 10 * time.Millisecond
+
+// suspended returns an error if the node's clock has fallen behind since it was read before the start. CLOCK_MONOTONIC
+// stops while a machine is suspended, so the node's window was at another time than that of the other nodes. If the
+// clock cannot be read, suspended returns nil: the node may go once it has sent its record.
+func (p *part) suspended(ctx context.Context) error {
+	r, err := p.node.askTime(ctx, clockTimeout)
+	if err != nil {
+		return nil //nolint:nilerr // the record is complete
+	}
+	now, since := r.offset(), time.Duration(pace.Now()-(p.Begin-int64(p.Clock.Ahead)))
+	behind := p.Clock.Ahead - now.Ahead
+	if behind <= p.Clock.Error+now.Error+clockSlack+since/1000 {
+		return nil
+	}
+	return fmt.Errorf("its clock fell behind by %v after the trial was announced: its machine was suspended, and its "+
+		"window was not that of the other nodes", behind.Round(time.Millisecond))
 }

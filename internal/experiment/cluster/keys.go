@@ -333,7 +333,8 @@ type keysDir struct {
 func openKeys(dir string) (*keysDir, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, cannotWriteKeys(err, dir)
+		return nil, fault.Wrap(err, fault.Machine, dir, "name a directory of your own, which you can read and write",
+			"the directory of keys cannot be read")
 	}
 	info, err := root.Stat(".")
 	if err == nil {

@@ -221,6 +221,18 @@ func TestKeysThroughLinks(t *testing.T) {
 	}
 }
 
+// TestRenewUnreadable: a directory of keys that cannot be read is not one that cannot be written.
+func TestRenewUnreadable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := RenewKeys(file)
+	if fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "the directory of keys cannot be read") {
+		t.Errorf("%v", err)
+	}
+}
+
 // TestRenew: renewed certificates have the same keys and are valid for a year from now, and old and new ones work
 // together.
 func TestRenew(t *testing.T) {

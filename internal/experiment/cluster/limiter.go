@@ -76,24 +76,6 @@ func (c *paced) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// pacedCredentials limit the read rate of each connection after its handshake. They are for the side that connects.
-type pacedCredentials struct {
-	credentials.TransportCredentials
-}
-
-func (c pacedCredentials) ClientHandshake(ctx context.Context, authority string,
-	raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, raw)
-	if err != nil {
-		return nil, nil, err
-	}
-	return slowed(conn), info, nil
-}
-
-func (c pacedCredentials) Clone() credentials.TransportCredentials {
-	return pacedCredentials{c.TransportCredentials.Clone()}
-}
-
 // connLimiter bounds the number of connections from strangers, and the number of connections from each agent.
 type connLimiter struct {
 	accepts *bucket

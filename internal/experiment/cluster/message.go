@@ -19,6 +19,7 @@ package cluster
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 
@@ -151,13 +152,14 @@ func (c codec) Unmarshal(data []byte, v any) error {
 func (m *message) check(length int) error {
 	set := 0
 	for _, is := range []bool{m.Hello != nil, m.Ping != nil, m.Pong != nil, m.Prepare != nil, m.Prepared != nil,
-		m.Begin != nil,
-		m.Record != nil, m.Abandon != nil, m.Bye != nil} {
+		m.Begin != nil, m.Record != nil, m.Abandon != nil, m.Bye != nil} {
 		if is {
 			set++
 		}
 	}
 	switch {
+	case set == 0:
+		return errors.New(m.what())
 	case set > 1:
 		return fmt.Errorf("%s and other messages in one", m.what())
 	case m.Record == nil && m.Prepare == nil && length > maxShort:

@@ -251,6 +251,7 @@ type Process interface {
 	PID() int
 	Ready(context.Context) (json.RawMessage, error) // waits for its ready message
 	Log() <-chan string                             // its log lines; while 16 wait to be received, others are dropped
+	Dropped() int                                   // the number of these
 	Signal(os.Signal) error
 	Finished() <-chan struct{} // closed when its result has arrived
 	Ended() <-chan struct{}    // closed when it has exited

@@ -62,11 +62,12 @@ type To struct {
 	Args  []string // what to play, as for kind.Play
 }
 
-// Clock holds the readings of a part's clocks at one moment, in ns: the time of day, and CLOCK_MONOTONIC, which its
-// schedule follows.
+// Clock holds the readings of a part's clocks at one moment, in ns: the time of day, CLOCK_MONOTONIC, which its schedule
+// follows, and how long its machine had been suspended (role.Schedule).
 type Clock struct {
 	Wall      int64 `json:"wall_ns"`
 	Monotonic int64 `json:"monotonic_ns"`
+	Suspended int64 `json:"suspended_ns"`
 }
 
 // MonotonicAt converts a time of day on the part's machine to the part's CLOCK_MONOTONIC.
@@ -171,7 +172,7 @@ func meet(c *secured, version string) (conn *role.Conn, to To, err error) {
 	if err := c.SetDeadline(time.Time{}); err != nil {
 		return nil, to, err
 	}
-	return conn, To{p.Reach, p.Args}, conn.Send(helloEvent, Clock{time.Now().UnixNano(), pace.Now()})
+	return conn, To{p.Reach, p.Args}, conn.Send(helloEvent, Clock{time.Now().UnixNano(), pace.Now(), pace.Suspended()})
 }
 
 // reach waits until something listens at an address.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"tare/internal/lib/pace"
 )
 
 // TestRemote: a role at the other end of a connection is used in the same way as a process.
@@ -67,6 +69,48 @@ func TestRemote(t *testing.T) {
 			case <-time.After(50 * time.Millisecond):
 			}
 		})
+	}
+}
+
+// TestDropped: log lines that nobody receives are counted once 16 wait.
+func TestDropped(t *testing.T) {
+	s := newSession("a data plane", NewConn(strings.NewReader(strings.Repeat(`{"event":"log","data":"x"}`+"\n", 20)), nil))
+	noted := 0
+	s.listen(func(string) { noted++ })
+	if len(s.Log()) != 16 || s.Dropped() != 4 || noted != 20 {
+		t.Errorf("%d lines wait, %d were dropped, and %d were noted", len(s.Log()), s.Dropped(), noted)
+	}
+}
+
+// TestSuspended: a load whose machine was suspended after its schedule was made reports this instead of a result, which
+// would be of another time than the window.
+func TestSuspended(t *testing.T) {
+	for slept, want := range map[time.Duration]bool{0: false, time.Minute: true} {
+		here, there := net.Pipe()
+		go func() {
+			conn := NewConn(there, there)
+			run := func(context.Context, Schedule) (int64, error) { return 7, nil }
+			if err := Work(context.Background(), conn, Wants{}, run); err != nil {
+				_ = conn.Fail(err)
+			}
+			_ = there.Close()
+		}()
+		r := Over("a load", NewConn(here, here), here, func(error) {})
+		if _, err := r.Ready(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Send(Start, Schedule{Suspended: new(pace.Suspended() - int64(slept))}); err != nil {
+			t.Fatal(err)
+		}
+		var result int64
+		err := r.Result(t.Context(), time.Minute, &result)
+		if errors.Is(err, ErrSuspended) != want || (err == nil) == want {
+			t.Errorf("suspended for %v: %v", slept, err)
+		}
+		if want && !strings.Contains(err.Error(), "the machine was suspended while the trial was set up or ran, for 1m0s") {
+			t.Error(err)
+		}
+		r.Close()
 	}
 }
 

@@ -54,7 +54,14 @@ type ErrorData struct {
 	Where string     `json:"where,omitempty"`
 	Hint  string     `json:"mend,omitempty"`
 	Code  fault.Code `json:"code,omitempty"`
+
+	Suspended bool `json:"suspended,omitempty"` // it is ErrSuspended
 }
+
+// suspended is an ErrSuspended that another process reported.
+type suspended struct{ error }
+
+func (suspended) Is(target error) bool { return target == ErrSuspended }
 
 // Conn speaks the protocol over a pair of streams. Sends are safe for concurrent use; Receive is for one reader.
 type Conn struct {
@@ -109,7 +116,8 @@ func (c *Conn) Send(event string, data any) error {
 
 // Fail sends err as an error message, with its exit code and hint.
 func (c *Conn) Fail(err error) error {
-	d := ErrorData{Error: err.Error(), Hint: fault.HintOf(err), Code: fault.CodeOf(err)}
+	d := ErrorData{Error: err.Error(), Hint: fault.HintOf(err), Code: fault.CodeOf(err),
+		Suspended: errors.Is(err, ErrSuspended)}
 	var f *fault.Error
 	if errors.As(err, &f) {
 		d.Where = f.Where

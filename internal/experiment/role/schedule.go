@@ -1,6 +1,10 @@
 package role
 
 import (
+	"errors"
+	"fmt"
+	"time"
+
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 )
@@ -16,6 +20,28 @@ type Schedule struct {
 	// Stalls is true if a stalls message follows after the window. It is set only for loads that asked for it in their
 	// ready message; they wait for it before they send their result.
 	Stalls bool `json:"stalls,omitempty"`
+
+	// Suspended is pace.Suspended when the clocks were read from which Begin was computed, for a role on another machine:
+	// its CLOCK_MONOTONIC stops while its machine is suspended, and a window by the time of day does not. nil: it is not
+	// checked.
+	Suspended *int64 `json:"suspended_ns,omitempty"`
+}
+
+// ErrSuspended is the error of a role whose machine was suspended after its schedule was made.
+var ErrSuspended = errors.New("the machine was suspended while the trial was set up or ran")
+
+// slept is the shortest suspension that counts. No machine is suspended for less, and readings of clocks take less.
+const slept = 10 * time.Millisecond
+
+// awake returns an error if the machine has been suspended since the schedule was made.
+func (s Schedule) awake() error {
+	if s.Suspended == nil {
+		return nil
+	}
+	if d := time.Duration(pace.Suspended() - *s.Suspended); d > slept {
+		return fmt.Errorf("%w, for %v", ErrSuspended, d.Round(time.Millisecond))
+	}
+	return nil
 }
 
 // Window returns when the window begins and ends. A schedule without a window is an error with the code fault.Usage.

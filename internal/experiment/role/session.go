@@ -24,6 +24,7 @@ type Session struct {
 	ready    chan json.RawMessage
 	result   chan json.RawMessage
 	logs     chan string   // log lines that nobody has received yet; while it is full, further lines are dropped
+	dropped  atomic.Int64  // number of these
 	finished chan struct{} // closed when the role's result has arrived
 	heard    chan struct{} // closed after the role's last message; fault is set by then
 	fault    error         // the error that the role reported, or an error in its messages
@@ -63,22 +64,30 @@ func (s *Session) listen(note func(string)) {
 			var d ErrorData
 			if json.Unmarshal(m.Data, &d) == nil {
 				s.fault = &fault.Error{Code: max(d.Code, fault.Internal), What: d.Error, Where: d.Where, Hint: d.Hint}
+				if d.Suspended {
+					s.fault = suspended{s.fault}
+				}
 			}
 		case Log:
 			var text string
 			if json.Unmarshal(m.Data, &text) == nil {
 				note(text)
-				offer(s.logs, text)
+				if !offer(s.logs, text) {
+					s.dropped.Add(1)
+				}
 			}
 		}
 	}
 }
 
-// offer sends data on c, or drops it if c is full: a process that repeats itself must not block its reader.
-func offer[T any](c chan T, data T) {
+// offer sends data on c, or drops it and returns false if c is full: a process that repeats itself must not block its
+// reader.
+func offer[T any](c chan T, data T) bool {
 	select {
 	case c <- data:
+		return true
 	default:
+		return false
 	}
 }
 
@@ -104,6 +113,9 @@ func (s *Session) ReadyWithin(ctx context.Context, timeout time.Duration) (json.
 
 // Log returns a channel of the role's log lines. While 16 lines wait to be received, further lines are dropped.
 func (s *Session) Log() <-chan string { return s.logs }
+
+// Dropped returns the number of log lines that were dropped.
+func (s *Session) Dropped() int { return int(s.dropped.Load()) }
 
 // Finished returns a channel that is closed when the role's result has arrived.
 func (s *Session) Finished() <-chan struct{} { return s.finished }

@@ -88,6 +88,9 @@ func WorkThenStalls[R any](ctx context.Context, conn *Conn, ready any,
 		}
 	}
 	r, err := run(ctx, s)
+	if why := s.awake(); why != nil {
+		err = why
+	}
 	if err == nil && finish != nil {
 		var stalls *Stalls
 		if s.Stalls {

@@ -33,6 +33,7 @@ import (
 
 	"tare/deploy"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/remote"
 )
 
@@ -205,6 +206,20 @@ func (c *Cluster) Agents(ctx context.Context, s Set) (agents []Agent, err error)
 		}
 	})
 	return agents, err
+}
+
+// Wanted returns the number of nodes on which the DaemonSet of a set is to have an agent. It is 0 while that is unknown,
+// such as just after the DaemonSet was changed.
+func (c *Cluster) Wanted(ctx context.Context, s Set) (int, error) {
+	sets, err := c.apps.DaemonSets(s.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, refused(err, "finding the DaemonSet of the agents")
+	}
+	d := lists.Find(sets.Items, func(d *appsapi.DaemonSet) bool { return d.UID == s.UID })
+	if d == nil || d.Status.ObservedGeneration != d.Generation {
+		return 0, nil
+	}
+	return int(d.Status.DesiredNumberScheduled), nil
 }
 
 // eachPod calls do with each pod that matches a selector. It lists the pods page by page.

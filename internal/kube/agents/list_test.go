@@ -36,3 +36,26 @@ func TestExpiredList(t *testing.T) {
 		t.Errorf("%+v, %v", nodes, err)
 	}
 }
+
+// TestWanted: the number of agents that there are to be is that of the DaemonSet itself, and unknown while its
+// controller has not seen its last change.
+func TestWanted(t *testing.T) {
+	for text, want := range map[string]int{
+		`{"metadata":{"uid":"u","generation":2},"status":{"observedGeneration":2,"desiredNumberScheduled":3}}`: 3,
+		`{"metadata":{"uid":"u","generation":2},"status":{"observedGeneration":1,"desiredNumberScheduled":3}}`: 0,
+		`{"metadata":{"uid":"v"},"status":{"desiredNumberScheduled":3}}`:                                       0,
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{"kind":"DaemonSetList","apiVersion":"apps/v1","items":[`+text+`]}`)
+		}))
+		defer server.Close()
+		c, err := New(&rest.Config{Host: server.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := c.Wanted(t.Context(), Set{Namespace: "ns", UID: "u"}); n != want || err != nil {
+			t.Errorf("%s: %d, %v", text, n, err)
+		}
+	}
+}

@@ -126,6 +126,40 @@ func TestNegative(t *testing.T) {
 	}
 }
 
+// TestKinds: two workloads of one name are distinguished by their kinds, on the screen too. Others have none.
+func TestKinds(t *testing.T) {
+	row := func(kind, name string) *cluster.Row {
+		return &cluster.Row{Namespace: "shop", Kind: kind, Workload: name,
+			Usage: cluster.Sum(nil)}
+	}
+	c := &cluster.Cluster{Asked: 1, Answered: 1, Total: cluster.Sum(nil),
+		Workloads: []*cluster.Row{row("Deployment", "web"), row("StatefulSet", "db"), row("StatefulSet", "web")}}
+	want := []string{"shop/web (Deployment)", "shop/db", "shop/web (StatefulSet)"}
+	if got := titles("workload", c.Workloads); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	var text bytes.Buffer
+	if err := Text(&text, c, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	on := Picture(c).Rows[slices.Index(cluster.Views(), "workload")].All
+	for i, name := range want {
+		if !strings.Contains(text.String(), "  "+name+"\n") || on[i].Name != name {
+			t.Errorf("no row of %s in %s, or on the screen: %+v", name, text.String(), on[i])
+		}
+	}
+}
+
+// TestInCPUs: tables round to thousandths of a CPU, and distinguish what is less from nothing.
+func TestInCPUs(t *testing.T) {
+	for v, want := range map[float64]string{0: "0.000", 0.0004: "<0.001", 1e-9: "<0.001", 0.0005: "0.001", 0.5: "0.500",
+		-0.0004: "0.000", -0.0006: "-0.001", 99.9: "99.900", 100: "100.0"} {
+		if got := inCPUs(v); got != want {
+			t.Errorf("%g: %s, want %s", v, got, want)
+		}
+	}
+}
+
 // TestCSVBy: with a view, CSV has the rows of the view and the total.
 func TestCSVBy(t *testing.T) {
 	for _, view := range cluster.Views() {
@@ -164,8 +198,8 @@ func TestFits(t *testing.T) {
 			if err := Text(&b, c, Options{By: view, Top: -1}); err != nil {
 				t.Fatal(err)
 			}
-			for _, r := range c.By(view) {
-				if name := text.Clean(title(view, r)); !strings.Contains(b.String(), "  "+name+"\n") {
+			for _, name := range titles(view, c.By(view)) {
+				if name = text.Clean(name); !strings.Contains(b.String(), "  "+name+"\n") {
 					t.Errorf("no row of %s", name)
 				}
 			}

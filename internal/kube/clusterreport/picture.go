@@ -176,14 +176,13 @@ func nodesPicture(c *cluster.Cluster, o Options) picture {
 func workloadsPicture(c *cluster.Cluster, o Options) picture {
 	var names []string
 	var parts [][]part
-	all := 0
-	for i := range c.Workloads {
-		r := c.Workloads[i]
+	all, titles := 0, titles("workload", c.Workloads)
+	for i, r := range c.Workloads {
 		if r.Component != "" || r.Kind == "" && r.Namespace == "" { // it serves nodes, or no rule names it
 			continue
 		}
 		if all++; all <= o.rows(len(c.Workloads)) {
-			names = append(names, title("workload", r))
+			names = append(names, titles[i])
 			parts = append(parts, []part{{0, r.CPUs.NetKnown()}, {1, r.CPUs.TareKnown()}})
 		}
 	}

@@ -39,14 +39,16 @@ func Picture(c *cluster.Cluster) *screen.Picture {
 	parts := map[string][]*screen.Row{} // by key of the workload
 	for _, r := range c.Containers {
 		key := workloadOf(r)
-		part := screenRow("container", r, p.Seconds)
+		part := screenRow(r, title("container", r), p.Seconds)
 		part.Full, part.Name = part.Name, strings.TrimPrefix(part.Name, r.Namespace+"/")
 		parts[key] = append(parts[key], part)
 	}
 	for _, view := range cluster.Views() {
 		var rows []*screen.Row
-		for _, r := range c.By(view) {
-			rows = append(rows, screenRow(view, r, p.Seconds))
+		all := c.By(view)
+		names := titles(view, all)
+		for i, r := range all {
+			rows = append(rows, screenRow(r, names[i], p.Seconds))
 			if view == "workload" && r.Workload != "" {
 				rows[len(rows)-1].Below = parts[workloadOf(r)]
 			}
@@ -64,7 +66,7 @@ func nodeRows(c *cluster.Cluster, rows []*screen.Row) []*screen.Row {
 	at := 0 // index in rows: they have the nodes that answered and the machines, in their order in c
 	below := func(components []*cluster.Row) {
 		for _, r := range components {
-			part := screenRow("component", r, c.End.Sub(c.Start).Seconds())
+			part := screenRow(r, title("component", r), c.End.Sub(c.Start).Seconds())
 			part.Key = rows[at].Key + "/" + part.Key
 			rows[at].Below = append(rows[at].Below, part)
 		}
@@ -95,10 +97,9 @@ func workloadOf(r *cluster.Row) string {
 	return keyOf(&cluster.Row{Namespace: r.Namespace, Kind: r.Kind, Workload: r.Workload})
 }
 
-// screenRow converts a row to one for the screen. seconds is the length of the window.
-func screenRow(view string, r *cluster.Row, seconds float64) *screen.Row {
+// screenRow converts a row with the given title to one for the screen. seconds is the length of the window.
+func screenRow(r *cluster.Row, name string, seconds float64) *screen.Row {
 	u := &r.Usage
-	name := title(view, r)
 	if name == "" {
 		name = "workloads"
 	}

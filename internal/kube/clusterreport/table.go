@@ -35,8 +35,11 @@ func cell(v *float64, known float64, number func(float64) string) string {
 const cellNote = "~: a part is not known, such as that of a container that ended meanwhile."
 
 func inCPUs(v float64) string {
-	if v >= 99.9995 {
+	switch {
+	case v >= 99.9995:
 		return fixed(v, 1)
+	case v > 0 && v < 0.0005:
+		return "<0.001" // and not 0, which is nothing
 	}
 	return fixed(v, 3)
 }
@@ -99,6 +102,22 @@ func title(view string, r *cluster.Row) string {
 	return cmp.Or(r.Namespace, r.Component, r.Node)
 }
 
+// titles returns the titles of the rows of a view. Workloads of one name, such as a Deployment and a StatefulSet, have
+// their kinds in addition.
+func titles(view string, rows []*cluster.Row) []string {
+	all := lists.Map(rows, func(r *cluster.Row) string { return title(view, r) })
+	count := map[string]int{}
+	for _, name := range all {
+		count[name]++
+	}
+	for i, r := range rows {
+		if count[all[i]] > 1 && r.Kind != "" {
+			all[i] += " (" + r.Kind + ")"
+		}
+	}
+	return all
+}
+
 // viewTable returns the table of a view: a header, then a name and figures for each row. The biggest rows come first,
 // one row sums up the rows beyond the limit, and the last row is the total.
 func viewTable(c *cluster.Cluster, o Options, figures []column) (table [][]string) {
@@ -113,8 +132,9 @@ func viewTable(c *cluster.Cluster, o Options, figures []column) (table [][]strin
 	if len(rows) == n+1 {
 		n++
 	}
-	for _, r := range rows[:n] {
-		add(title(view, r), &r.Usage)
+	names := titles(view, rows)
+	for i, r := range rows[:n] {
+		add(names[i], &r.Usage)
 	}
 	if left := rows[n:]; len(left) > 0 {
 		add("other ("+quantity.Counted(len(left), view)+")", new(cluster.Sum(left)))
@@ -207,20 +227,22 @@ func remarks(c *cluster.Cluster) (all [][2]string) {
 }
 
 // negative returns the titles of rows that tables show with a figure less than 0.
-func negative(c *cluster.Cluster) (titles []string) {
+func negative(c *cluster.Cluster) (named []string) {
 	for _, view := range []string{"component", "workload", "container"} {
-		for _, r := range c.By(view) {
+		rows := c.By(view)
+		names := titles(view, rows)
+		for i, r := range rows {
 			const shown = -0.0005 // CPUs
 			cpus, memory := min(r.CPUs.NetKnown(), r.CPUs.TareKnown()), 0.0
 			for _, s := range []cluster.Split{r.Hard, r.Soft, r.WorkingSet} {
 				memory = min(memory, s.NetKnown(), s.TareKnown())
 			}
 			if cpus <= shown || memory < 0 {
-				titles = lists.Include(titles, title(view, r))
+				named = lists.Include(named, names[i])
 			}
 		}
 	}
-	return titles
+	return named
 }
 
 // Failures returns the reasons why nodes gave no window, each with the nodes that share it.

@@ -114,7 +114,8 @@ func runOrder(ctx context.Context, o *pods.Order, news *coordinator.Server) erro
 	runner := &engine.Runner{Spec: s, Record: &o.Run, Longer: pods.TrialTakes,
 		Place: pods.New(pods.Options{Cluster: c, Nodes: o.Nodes, NodeOf: o.NodeOf, Spread: o.Spread, Image: o.Image,
 			Version: o.Version, Token: o.Token, Owned: o.Owned, Accounts: s.Accounts(),
-			Agents: func(ctx context.Context) ([]agents.Agent, error) { return c.Agents(ctx, o.Agents) }})}
+			Agents: func(ctx context.Context) ([]agents.Agent, error) { return c.Agents(ctx, o.Agents) },
+			Wanted: func(ctx context.Context) (int, error) { return c.Wanted(ctx, o.Agents) }})}
 	_, err = session.Measure(ctx, runner, &coordinator.Recorder{Writer: w, Server: news, Run: &o.Run},
 		session.Output{Log: io.MultiWriter(news, os.Stderr), Terminal: os.Stderr})
 	return errors.Join(err, w.Close())

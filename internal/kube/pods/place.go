@@ -30,6 +30,7 @@ import (
 type Options struct {
 	Cluster *agents.Cluster
 	Agents  func(context.Context) ([]agents.Agent, error) // returns the current agents
+	Wanted  func(context.Context) (int, error)            // returns on how many nodes there are to be agents; 0: unknown
 	Nodes   []agents.Node
 	NodeOf  map[string]string // by part: see Places
 	Spread  []string          // the nodes of an experiment on nodes, enough for its largest level

@@ -1,7 +1,10 @@
 package pods
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"maps"
+	"math"
 	"strconv"
 	"strings"
 
@@ -61,7 +64,7 @@ func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks, node s
 	}
 	limits := api.ResourceList{}
 	if cpus := of.Limits.Float("cpus"); cpus > 0 {
-		limits[api.ResourceCPU] = *resource.NewMilliQuantity(int64(1000*cpus), resource.DecimalSI)
+		limits[api.ResourceCPU] = *resource.NewMilliQuantity(int64(math.Round(1000*cpus)), resource.DecimalSI)
 	}
 	if memory := of.Limits.Float("memory"); memory > 0 {
 		limits[api.ResourceMemory] = *resource.NewQuantity(int64(memory), resource.BinarySI)
@@ -94,9 +97,19 @@ func named(op api.NodeSelectorOperator, names ...string) (t api.NodeSelectorTerm
 	return t
 }
 
-// objectName returns the name of the pod or the Service of a part in a trial.
+// maxName is the longest name of a Service, and the longest hostname of a pod (RFC 1123, section 2.1).
+const maxName = 63
+
+// objectName returns the name of the pod or the Service of a part in a trial. The end of a name that is too long, as of
+// a repeated trial with a part of 40 letters, is replaced by a hash of all of it.
 func (p *Place) objectName(trial, name string) string {
-	return p.o.Owned.Name + "-" + trial + "-" + strings.ReplaceAll(name, "_", "-")
+	whole := p.o.Owned.Name + "-" + trial + "-" + strings.ReplaceAll(name, "_", "-")
+	if len(whole) <= maxName {
+		return whole
+	}
+	hash := sha256.Sum256([]byte(whole))
+	end := "-" + hex.EncodeToString(hash[:5])
+	return whole[:maxName-len(end)] + end
 }
 
 // service returns the Service of an application. A mesh may route only by Services.

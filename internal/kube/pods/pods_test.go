@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"net"
@@ -13,6 +14,7 @@ import (
 
 	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"tare/experiments"
 	_ "tare/internal/all"
@@ -429,6 +431,54 @@ func TestGather(t *testing.T) {
 	}
 }
 
+// TestNodeLeft: a node that an autoscaler removed has no agent and is to have none, so it is not waited for, and the
+// trial stands with a warning. A node whose agent is being replaced, or that left within the window, fails the trial.
+func TestNodeLeft(t *testing.T) {
+	agentsOn := func(nodes ...string) (all []agents.Agent) {
+		for _, n := range nodes {
+			all = append(all, agents.Agent{Node: n})
+		}
+		return all
+	}
+	for _, c := range []struct {
+		name    string
+		found   []agents.Agent
+		wanted  int
+		err     error
+		failed  []string // nodes that have an agent and do not answer
+		silent  string
+		failing bool
+	}{
+		{"removed", agentsOn("a", "b"), 2, nil, nil, "c: " + leftCluster, false},
+		{"removed, while two agents are on a node", agentsOn("a", "b", "b"), 2, nil, nil, "c: " + leftCluster, false},
+		{"its agent is being replaced", agentsOn("a", "b"), 3, nil, nil, "c: " + noAgent, true},
+		{"unknown", agentsOn("a", "b"), 0, nil, nil, "c: " + noAgent, true},
+		{"the API server is away", agentsOn("a", "b"), 2, os.ErrDeadlineExceeded, nil, "c: " + noAgent, true},
+		{"removed within the window", agentsOn("a", "b", "c"), 2, nil, []string{"c"}, "c: cut off", true},
+	} {
+		x := underWay(t, "mesh", podOf("server", "a", "proxy"), podOf("client", "b", "proxy"))
+		x.weighed["a"], x.weighed["b"], x.weighed["c"] = true, true, true
+		x.o.Wanted = func(context.Context) (int, error) { return c.wanted, c.err }
+		x.complete = x.hasAll(t.Context(), c.found)
+		views := meshViews(true)
+		views[0].Ledger.Cgroups = append(views[0].Ledger.Cgroups, views[2].Ledger.Cgroups...) // what moved there
+		answers := make(chan agents.Answer, 3)
+		w := &agents.Window{Start: views[0].Ledger.Window.Start, End: views[0].Ledger.Window.End, Answers: answers}
+		for _, v := range views[:2] {
+			v.Ledger.Window = views[0].Ledger.Window
+			answers <- agents.Answer{Node: v.Name, Ledger: v.Ledger}
+		}
+		for _, node := range c.failed {
+			answers <- agents.Answer{Node: node, Failed: "cut off"}
+		}
+		close(answers)
+		err := x.account(x.gather(w))
+		if got := strings.Join(x.silent, "; "); got != c.silent || (err != nil) != c.failing {
+			t.Errorf("%s: %q, want %q; %v", c.name, got, c.silent, err)
+		}
+	}
+}
+
 func TestApplies(t *testing.T) {
 	for _, c := range []struct {
 		arm  string
@@ -643,6 +693,39 @@ func TestService(t *testing.T) {
 		if got := p.service("0", "server", s.Applications["server"]).Spec.Ports[0].AppProtocol; got == nil || *got != want {
 			t.Errorf("%s: %v, want %s", protocol, got, want)
 		}
+	}
+}
+
+// TestCPULimit: a limit is that of the spec to the nearest thousandth of a CPU. 1000 times 0.57 is a little less than 570.
+func TestCPULimit(t *testing.T) {
+	p := New(Options{Owned: metav1.ObjectMeta{Name: "run", Labels: map[string]string{}}})
+	for cpus, want := range map[string]int64{"0.57": 570, "1.005": 1005, "0.01": 10, "0.3333": 333, "4096": 4096e3} {
+		s := parse(t, strings.Replace(meshSpec, "cpus: 1}", "cpus: "+cpus+"}", 1))
+		pod := p.pod("0", "server", s.Applications["server"], nil, "")
+		if got := pod.Spec.Containers[0].Resources.Limits.Cpu().MilliValue(); got != want {
+			t.Errorf("%s CPUs: a limit of %dm, want %dm", cpus, got, want)
+		}
+	}
+}
+
+// TestObjectNames: every name is a label of DNS, as Services and hostnames of pods must be, and parts whose names differ
+// at the end alone have different names.
+func TestObjectNames(t *testing.T) {
+	p := New(Options{Owned: metav1.ObjectMeta{Name: NewRun("ns").Name}})
+	long := strings.Repeat("a", 40)
+	seen := map[string]bool{}
+	for _, trial := range []string{trialName(0, 0), trialName(123, 0), trialName(123, 12)} {
+		for _, part := range []string{"server", long, long + "_1", long + "_2", long + "_999"} {
+			name := p.objectName(trial, part)
+			if why := validation.IsDNS1035Label(name); len(why) > 0 || seen[name] ||
+				!strings.HasPrefix(name, p.o.Owned.Name+"-"+trial+"-"+part[:6]) {
+				t.Errorf("%s of trial %s: %s: %v", part, trial, name, why)
+			}
+			seen[name] = true
+		}
+	}
+	if got := p.objectName("0", "server_2"); got != p.o.Owned.Name+"-0-server-2" {
+		t.Errorf("a short name is %s", got)
 	}
 }
 

@@ -60,7 +60,10 @@ type trial struct {
 	loads  map[string]*playing
 	all    []*playing
 	silent []string // nodes that gave no window, with the reason
-	lost   []string // entries of silent for nodes that have an agent, or had one in this run
+	lost   []string // entries of silent for nodes that have an agent, or had one in this run and are to have one
+	// complete reports whether every node that is to have an agent had one when the window was opened. A node without an
+	// agent was then not waiting for one: it has left the cluster, or the DaemonSet leaves it out.
+	complete bool
 
 	nodes   []string          // nodes that are weighed; empty: all
 	nodeOf  map[string]string // by part; one without an entry may run anywhere
@@ -127,6 +130,7 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 	if err != nil {
 		return nil, err
 	}
+	x.complete = x.hasAll(ctx, all)
 	all = slices.DeleteFunc(all, func(a agents.Agent) bool { return !x.weighs(a.Node) })
 	log, err := x.follow(ctx)
 	if err != nil {
@@ -183,15 +187,31 @@ func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 		x.weighed[v.Name] = true
 	}
 	for node, why := range silent {
-		x.silent = append(x.silent, node+": "+why)
-		if why != noAgent || x.weighed[node] {
+		switch {
+		case why == noAgent && x.weighed[node] && x.complete:
+			why = leftCluster
+		case why != noAgent || x.weighed[node]:
 			x.lost = append(x.lost, node+": "+why)
 		}
+		x.silent = append(x.silent, node+": "+why)
 	}
 	slices.SortFunc(views, func(a, b ledger.View) int { return strings.Compare(a.Name, b.Name) })
 	slices.Sort(x.silent)
 	slices.Sort(x.lost)
 	return views
+}
+
+// hasAll reports whether every node that is to have an agent has one of these. It asks the API server only if a node that
+// was weighed before has none.
+func (x *trial) hasAll(ctx context.Context, all []agents.Agent) bool {
+	nodes := lists.Keyed(all, func(a agents.Agent) (string, bool) { return a.Node, true })
+	for node := range x.weighed {
+		if !nodes[node] {
+			wanted, err := x.o.Wanted(ctx)
+			return err == nil && wanted == len(nodes)
+		}
+	}
+	return true
 }
 
 // apart returns how the window of a ledger differs from that of the loads; "" if both are the same time, or if there is
@@ -216,7 +236,11 @@ func apart(w *agents.Window, a *agents.Answer) string {
 // tolerated returns how far a window may be from that of the loads.
 func tolerated(w *agents.Window) time.Duration { return max(w.End.Sub(w.Start)/5, 20*time.Millisecond) }
 
-const noAgent = "it has no agent"
+// Reasons why a node has no view.
+const (
+	noAgent     = "it has no agent"
+	leftCluster = "it has no agent any more, and is to have none: it has left the cluster, or the DaemonSet leaves it out"
+)
 
 // place chooses the node of each part. If n is above 0, every part runs on each of the first n nodes of Options.Spread.
 func (x *trial) place(n int) {
@@ -643,7 +667,8 @@ func (x *trial) begin(w *agents.Window) error {
 				name, jump.Round(time.Millisecond))
 		}
 		s := role.Schedule{Begin: p.clock.MonotonicAt(w.Start.Add(offset)) - int64(x.spec.Warmup),
-			Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration), Stalls: p.wants.Stalls}
+			Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration), Stalls: p.wants.Stalls,
+			Suspended: new(p.clock.Suspended)}
 		if err := p.Send(role.Start, s); err != nil {
 			return fmt.Errorf("starting the load %s: %w", name, err)
 		}
@@ -727,10 +752,10 @@ func (x *trial) remove(ctx context.Context) error {
 }
 
 // explain adds to an error what happened to the trial's pods. It also records whether an outside cause made the trial
-// fail, in which case another attempt is worthwhile. An error of the API server counts as an outside cause only if the
-// arm's pods have been ready before.
+// fail, in which case another attempt is worthwhile: a suspended machine, or an error of the API server if the arm's
+// pods have been ready before.
 func (x *trial) explain(ctx context.Context, err error) error {
-	if x.cameUp[x.record.Arm] && ofServer(err) {
+	if x.cameUp[x.record.Arm] && ofServer(err) || errors.Is(err, role.ErrSuspended) {
 		x.record.Validity.Cause = ledger.Neighbour
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

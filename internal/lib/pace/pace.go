@@ -48,6 +48,17 @@ func tieClocks() (time.Time, int64) {
 // Now returns CLOCK_MONOTONIC in nanoseconds: the clock of role.Schedule, comparable between processes on one machine.
 func Now() int64 { return epochNano + int64(time.Since(epoch)) }
 
+// Suspended returns how long the machine has been suspended since its boot, in nanoseconds: CLOCK_BOOTTIME goes on then,
+// and CLOCK_MONOTONIC does not. It is too large by the time between two readings, which is some microseconds.
+func Suspended() int64 {
+	least := int64(math.MaxInt64)
+	for range 4 {
+		now := Clock(unix.CLOCK_MONOTONIC)
+		least = min(least, Clock(unix.CLOCK_BOOTTIME)-now)
+	}
+	return least
+}
+
 // Clock reads a kernel clock that always exists (CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID ...), in nanoseconds.
 func Clock(id int32) int64 {
 	var ts unix.Timespec

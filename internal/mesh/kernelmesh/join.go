@@ -21,6 +21,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
+	"tare/internal/lib/quantity"
 	"tare/internal/mesh/connect"
 	"tare/internal/mesh/istiod"
 	"tare/internal/mesh/services"
@@ -271,6 +272,10 @@ func (j *joined) Evidence() any {
 			take(line)
 			continue
 		default:
+		}
+		if n := j.process.Dropped(); n > 0 {
+			e.Warnings = append(e.Warnings, "the data plane wrote more lines than are kept; dropped: "+
+				quantity.Counted(n, "line"))
 		}
 		if len(e.Warnings)+len(e.Refused) == 0 {
 			return nil

@@ -135,6 +135,7 @@ func (p *trialProcess) listen() {
 
 func (p *trialProcess) PID() int                 { return p.cmd.Process.Pid }
 func (p *trialProcess) Log() <-chan string       { return p.log }
+func (p *trialProcess) Dropped() int             { return 0 }
 func (p *trialProcess) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 func (p *trialProcess) Finished() <-chan struct{} {
 	return nil

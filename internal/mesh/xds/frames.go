@@ -1,35 +1,15 @@
 package xds
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"net"
-
-	"google.golang.org/grpc/credentials"
 )
 
-// guarded wraps credentials so that their connections refuse a message that arrives in pieces of a few bytes each,
-// which gRPC accepts without a limit. gRPC keeps every piece with about 100 bytes of overhead until the message is
-// complete, so a message of 32 MiB in pieces of one byte would take gigabytes.
-type guarded struct {
-	credentials.TransportCredentials
-}
-
-// ClientHandshake implements credentials.TransportCredentials.
-func (g guarded) ClientHandshake(ctx context.Context, authority string,
-	c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	c, info, err := g.TransportCredentials.ClientHandshake(ctx, authority, c)
-	if err != nil {
-		return nil, nil, err
-	}
-	return &frames{Conn: c}, info, nil
-}
-
-// Clone implements credentials.TransportCredentials.
-func (g guarded) Clone() credentials.TransportCredentials {
-	return guarded{g.TransportCredentials.Clone()}
-}
+// guarded returns a connection that refuses a message that arrives in pieces of a few bytes each, which gRPC accepts
+// without a limit. gRPC keeps every piece with about 100 bytes of overhead until the message is complete, so a message
+// of 32 MiB in pieces of one byte would take gigabytes.
+func guarded(c net.Conn) net.Conn { return &frames{Conn: c} }
 
 // A message may have at most manyPieces frames that are shorter than minPiece bytes.
 const (

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"tare/internal/lib/limit/handshake"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/self"
 	"tare/internal/lib/text"
@@ -85,7 +86,7 @@ func open(ctx context.Context, o *Options, sent func(*request)) *conn {
 func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
 	defer c.cancel()
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(guarded{insecure.NewCredentials()}),
+		grpc.WithTransportCredentials(handshake.Then(insecure.NewCredentials(), guarded)),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(o.Limits.Message)),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),

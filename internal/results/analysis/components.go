@@ -45,7 +45,8 @@ func (s *Summary) addComponents(run record.Run, trials []record.Trial) {
 	s.Estimates = merged
 }
 
-// ofComponent returns the estimates of one component, as if the trials had no other values, and adds its models.
+// ofComponent returns the estimates of one component, as if the trials had no other values. It adds the component's
+// models, and the metrics that it lost in every trial.
 func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial) []Estimate {
 	of := &Summary{Partial: s.Partial}
 	t := componentTable(name, run, trials, of)
@@ -62,6 +63,12 @@ func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial
 	for _, m := range fitModels(t) {
 		m.Component = name
 		s.ComponentModels = append(s.ComponentModels, m)
+	}
+	for _, m := range of.Missing {
+		if of.estimateOf(m.Metric, m.Arm, name, m.Factors) == nil { // an estimate says itself that it is withheld
+			m.Component = name
+			s.ComponentMissing = append(s.ComponentMissing, m)
+		}
 	}
 	return of.Estimates
 }

@@ -160,6 +160,31 @@ func TestComponentsVoided(t *testing.T) {
 		if n := len(s.Missing); (n > 0) != c.withheld || n > 1 {
 			t.Errorf("%d lost: missing %+v, which is of arms alone", c.lost, s.Missing)
 		}
+		if len(s.ComponentMissing) > 0 {
+			t.Errorf("%d lost: missing of components, which have estimates: %+v", c.lost, s.ComponentMissing)
+		}
+	}
+}
+
+// TestComponentsLostInEveryTrial: a metric that only a component has, and that a gate voided in every trial, is listed
+// with the gate. It changes nothing of the arm.
+func TestComponentsLostInEveryTrial(t *testing.T) {
+	run, trials := proxied()
+	for i := range trials {
+		trials[i].Validity = record.Validity{Reasons: []record.Reason{
+			{Gate: "window", Message: "cut", Cause: ledger.Unknown, Voids: []string{"start_seconds"}},
+		}}
+	}
+	s, err := Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m := s.ComponentMissing; len(m) != 1 || m[0].Metric != "start_seconds" || m[0].Arm != "proxy" ||
+		m[0].Component != "server" || m[0].Lost != 8 || m[0].Trials != 8 || m[0].Gate != "window" {
+		t.Errorf("missing of components: %+v", m)
+	}
+	if !s.Valid || len(s.Missing) > 0 {
+		t.Errorf("missing of the arm: %+v", s.Missing)
 	}
 }
 

@@ -41,8 +41,10 @@ type Summary struct {
 	// Verdicts are the results of the run's assertions, in their order.
 	Verdicts []Verdict `json:"verdicts,omitempty"`
 	Missing  []Missing `json:"missing"` // metrics that were withheld or not measured, and why
-	Trials   Trials    `json:"trials"`
-	Self     Self      `json:"self"`
+	// ComponentMissing holds the metrics of single components of subjects that were lost in every trial.
+	ComponentMissing []Missing `json:"component_missing,omitempty"`
+	Trials           Trials    `json:"trials"`
+	Self             Self      `json:"self"`
 	// Absent holds the arms that did not run because their program is not installed, with the reason.
 	Absent   map[string]string `json:"absent,omitempty"`
 	Warnings []string          `json:"warnings"`
@@ -55,13 +57,15 @@ type Summary struct {
 // Missing is a metric of an arm at a level that the run cannot give, because too many of its trials were lost. There
 // may be an estimate from the other trials, which is then marked as withheld.
 type Missing struct {
-	Metric  string            `json:"metric"`
-	Arm     string            `json:"arm"`
-	Factors map[string]string `json:"factors"`
-	Trials  int               `json:"trials"` // trials that were run
-	Lost    int               `json:"lost"`   // number of these that were lost
-	Gate    string            `json:"gate"`   // the gate that most were lost to; empty if they failed
-	Cause   ledger.Cause      `json:"cause"`  // the cause that tripped it most often
+	Metric string `json:"metric"`
+	Arm    string `json:"arm"`
+	// Component is the part of the subject that lost it, in ComponentMissing; empty for the arm as a whole.
+	Component string            `json:"component,omitempty"`
+	Factors   map[string]string `json:"factors"`
+	Trials    int               `json:"trials"` // trials that were run
+	Lost      int               `json:"lost"`   // number of these that were lost
+	Gate      string            `json:"gate"`   // the gate that most were lost to; empty if they failed
+	Cause     ledger.Cause      `json:"cause"`  // the cause that tripped it most often
 	// CauseShare is the fraction of the machine's CPU time that Cause took, as a mean over the trials lost to Gate by
 	// Cause.
 	CauseShare *float64 `json:"cause_share,omitempty"`

@@ -182,12 +182,12 @@ func sourcesOf(all []Source) (sources []source) {
 		asked := func(metric string) bool {
 			return slices.Contains(s.Summary.Headlines, metric) || slices.Contains(s.Run.Headline, metric)
 		}
-		for _, m := range s.Summary.Missing {
+		for _, m := range slices.Concat(s.Summary.Missing, s.Summary.ComponentMissing) {
 			has[m.Metric] = true
 			d := one.defined.Of(m.Metric)
-			one.lost[key{m.Metric, m.Arm, "", record.LevelKey(m.Factors)}] = lost{
-				of: Of{Metric: m.Metric, Unit: d.Unit, Rank: d.Rank, Arm: m.Arm, Factors: m.Factors,
-					Headline: asked(m.Metric)},
+			one.lost[key{m.Metric, m.Arm, m.Component, record.LevelKey(m.Factors)}] = lost{
+				of: Of{Metric: m.Metric, Unit: d.Unit, Rank: d.Rank, Arm: m.Arm, Component: m.Component,
+					Factors: m.Factors, Headline: asked(m.Metric)},
 				why: fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because()),
 			}
 		}

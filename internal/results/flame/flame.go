@@ -44,18 +44,24 @@ const (
 // node is a function at one place in the call tree, with the functions that it called there.
 type node struct {
 	value    float64 // CPU time
-	kind     profile.Kind
-	children map[string]*node
+	children map[function]*node
 }
 
-func (n *node) child(name string, kind profile.Kind) *node {
-	c := n.children[name]
+// function identifies a function among those called at one place: a function of user code and one of the kernel, such
+// as read, may have the same name.
+type function struct {
+	name string
+	kind profile.Kind
+}
+
+func (n *node) child(f function) *node {
+	c := n.children[f]
 	if c == nil {
-		c = &node{kind: kind}
+		c = &node{}
 		if n.children == nil {
-			n.children = map[string]*node{}
+			n.children = map[function]*node{}
 		}
-		n.children[name] = c
+		n.children[f] = c
 	}
 	return c
 }
@@ -70,11 +76,11 @@ func (g *Graph) Add(p *pprof.Profile, divisor float64) {
 			continue
 		}
 		v := float64(s.Value[1]) / 1e9
-		at := g.root.child(of[0], "")
+		at := g.root.child(function{name: of[0]})
 		g.root.value, at.value = g.root.value+v, at.value+v
 		for i := len(s.Location) - 1; i >= max(0, len(s.Location)-maxDepth); i-- {
 			name, kind := profile.Frame(s.Location[i])
-			at = at.child(name, kind)
+			at = at.child(function{name, kind})
 			at.value += v
 		}
 	}
@@ -103,8 +109,8 @@ func (g *Graph) draw() picture {
 	total := quantity.Value(root.value/g.divisor, g.Unit) + per
 	p := picture{Title: g.Title, Total: total + ", " + quantity.Counted(g.trials, "trial")}
 	deepest := 0
-	var add func(n, was *node, name string, x float64, depth int)
-	add = func(n, was *node, name string, x float64, depth int) {
+	var add func(n, was *node, f function, x float64, depth int)
+	add = func(n, was *node, f function, x float64, depth int) {
 		w := n.value / root.value * width
 		if !(w >= minWidth) {
 			return
@@ -112,12 +118,12 @@ func (g *Graph) draw() picture {
 		deepest = max(deepest, depth)
 		b := box{
 			X: fmt.Sprintf("%.1f", x), Width: fmt.Sprintf("%.1f", w-0.4), Y: depth * rowHeight,
-			TextX: fmt.Sprintf("%.1f", x+2), TextY: depth*rowHeight + rowHeight - 5, Colour: neutral[n.kind],
-			Says: fmt.Sprintf("%s: %s, %s", name, quantity.Value(n.value/g.divisor, g.Unit),
+			TextX: fmt.Sprintf("%.1f", x+2), TextY: depth*rowHeight + rowHeight - 5, Colour: neutral[f.kind],
+			Says: fmt.Sprintf("%s: %s, %s", f.name, quantity.Value(n.value/g.divisor, g.Unit),
 				quantity.Value(n.value/root.value, quantity.Part)),
 		}
 		if letters := int((w - 4) / charWidth); letters >= 3 {
-			b.Label = shortened(name, letters)
+			b.Label = shortened(f.name, letters)
 		}
 		if g.Base != nil {
 			d := n.value / g.divisor
@@ -128,8 +134,9 @@ func (g *Graph) draw() picture {
 			b.Says += ", " + quantity.DeltaValue(d, g.Unit) + " to the baseline"
 		}
 		p.Boxes = append(p.Boxes, b)
-		for _, c := range slices.SortedFunc(maps.Keys(n.children), func(a, b string) int {
-			return cmp.Or(cmp.Compare(n.children[b].value, n.children[a].value), cmp.Compare(a, b))
+		for _, c := range slices.SortedFunc(maps.Keys(n.children), func(a, b function) int {
+			return cmp.Or(cmp.Compare(n.children[b].value, n.children[a].value), cmp.Compare(a.name, b.name),
+				cmp.Compare(a.kind, b.kind))
 		}) {
 			var before *node
 			if was != nil {
@@ -144,7 +151,7 @@ func (g *Graph) draw() picture {
 		if g.Base != nil {
 			base = &g.Base.root
 		}
-		add(root, base, "all", 0, 0)
+		add(root, base, function{name: "all"}, 0, 0)
 	}
 	p.Height = (deepest + 1) * rowHeight
 	return p

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	pprof "github.com/google/pprof/profile"
+
+	"tare/internal/scale/profile"
 )
 
 // profileOf returns a profile with the CPU nanoseconds of each stack. A stack lists the part of the trial, which may be
@@ -74,5 +76,27 @@ func TestBuilds(t *testing.T) {
 	want := "_ZN3web5parseE: 10.0 us, 100 %, 0 s to the baseline"
 	if err != nil || !strings.Contains(string(html), want) {
 		t.Errorf("%q is not in %s, %v", want, html, err)
+	}
+}
+
+// TestNamesOfUserAndKernel: functions of user code and of the kernel that have one name are two boxes, each with the
+// colour of its kind.
+func TestNamesOfUserAndKernel(t *testing.T) {
+	p := profileOf(map[string]int64{"the subject;main;write": 30e6})
+	inKernel := profileOf(map[string]int64{"the subject;main;write": 10e6}).Sample[0]
+	inKernel.Location[0].Mapping.File = "[kernel]"
+	p.Sample = append(p.Sample, inKernel)
+	g := &Graph{Title: "direct", Unit: "seconds per request"}
+	g.Add(p, 1000)
+	html, err := Page("try", []*Graph{g})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"write: 30.0 us, 75.0 %</title>", "write: 10.0 us, 25.0 %</title>", neutral[profile.User], neutral[profile.Kernel],
+	} {
+		if !strings.Contains(string(html), want) {
+			t.Errorf("%q is not in %s", want, html)
+		}
 	}
 }

@@ -213,6 +213,21 @@ func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum 
 	return rows, other, sum
 }
 
+// unweighed returns the number of groups whose hard or soft memory is unknown and in no other group's, so that a sum
+// lacks it. The root, to which v2 charges nothing, and removed groups are left out.
+func (t *GroupTree) unweighed(sum usage) (n int) {
+	for i := range t.groups {
+		lacks := func(column int) bool {
+			return sum[column] != nil && t.own[i][column] == nil &&
+				t.Nearest(i, func(j int) bool { return t.own[j][column] != nil }) < 0
+		}
+		if g := &t.groups[i]; !g.Vanished && g.Path != "/" && (lacks(usedHard) || lacks(usedSoft)) {
+			n++
+		}
+	}
+	return n
+}
+
 // depth returns the number of levels that a group is below the root.
 func depth(path string) int {
 	if path == "/" {
@@ -256,14 +271,19 @@ func (t *screen) groups(l *ledger.Ledger) {
 		t.linef("  %10s %10s %10s %10s %10s  %s", secondsOf(u[usedCPU]), secondsOf(u[usedBPF]),
 			secondsOf(u[usedThrottled]), orDash(u[usedHard], quantity.Bytes), orDash(u[usedSoft], quantity.Bytes), name)
 	}
-	rows, other, sum := NewGroupTree(l).rows(t.Ledger)
+	tree := NewGroupTree(l)
+	rows, other, sum := tree.rows(t.Ledger)
 	for i := range rows {
 		row(rows[i].used, rows[i].name(t.Ledger.Top < 0))
 	}
 	if other.groups > 0 {
 		row(other.used, others(other.groups, "group"))
 	}
-	row(sum, "total")
+	total := "total"
+	if n := tree.unweighed(sum); n > 0 {
+		total += ", without the memory of " + quantity.Counted(n, "group") + ": unknown"
+	}
+	row(sum, total)
 	t.line("")
 }
 

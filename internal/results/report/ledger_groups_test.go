@@ -96,6 +96,25 @@ func TestGroupRowsSayWhatIsNotCounted(t *testing.T) {
 	}
 }
 
+// TestTotalSaysWhatIsNotWeighed: the total of memory says how many groups it lacks: those whose memory is unknown and in
+// that of no group above. Groups that are gone have none, and no memory at all needs no count.
+func TestTotalSaysWhatIsNotWeighed(t *testing.T) {
+	none := ledger.Charged{}
+	for want, groups := range map[string][]ledger.Cgroup{
+		"-  total, without the memory of 2 groups: unknown": {
+			{Path: "/"}, group("/a", 4, 10, none), {Path: "/a/in"}, {Path: "/b"}, {Path: "/b/c"},
+			{Path: "/gone", Vanished: true},
+		},
+		"-  total": {{Path: "/"}, {Path: "/b"}, {Path: "/b/c"}},
+	} {
+		var s screen
+		s.groups(&ledger.Ledger{Cgroups: groups})
+		if text := s.b.String(); !strings.Contains(text, want+"\n") {
+			t.Errorf("%q is not in %s", want, text)
+		}
+	}
+}
+
 // TestGroupRowsAddUp: whatever counters are missing and whatever is left out, each group is in one row, and the rows
 // add up to the sum of the topmost known counters.
 func TestGroupRowsAddUp(t *testing.T) {

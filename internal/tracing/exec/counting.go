@@ -313,7 +313,14 @@ func (c *Counting) writeDown(events *record.Events, atEnd, last reading, said Sa
 	events.Scope, events.Delivered = string(scope), &delivered
 	events.Expected = new(expected(scope, c.offset, last))
 	events.Late = new(min(late(scope, c.offset, atEnd, last, said.Delivered), delivered))
-	events.AtExit = new(min(max(said.Delivered-last.said.Delivered, 0), delivered))
+	owed := *events.Expected - delivered
+	switch {
+	case c.deliverer.CountsExit():
+		events.AtExit = new(min(max(said.Delivered-last.said.Delivered, 0), delivered))
+	case owed > 0:
+		c.trial.Warn("exit-uncounted", "when %s was asked to end, its metrics lacked %d events: they count as lost even if "+
+			"it delivered them then, because its metrics were read just before", c.trial.Arm(), owed)
+	}
 	events.Offset.Delivered = &offset.Delivered
 	if said.Says && said.Lost >= offset.Lost {
 		events.SaidLost = new(said.Lost - offset.Lost)

@@ -31,6 +31,9 @@ type Deliverer interface {
 	// Said returns the counts so far.
 	Said(context.Context) (Said, error)
 
+	// CountsExit reports whether Said, after Stop, includes the events that were delivered after the request to end.
+	CountsExit() bool
+
 	// CPUSeconds returns the CPU time that the kernel has charged to the deliverer so far, or nil if it is unknown.
 	CPUSeconds() *float64
 

@@ -13,6 +13,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/known"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
 )
@@ -177,6 +178,48 @@ func TestGateCountsVoids(t *testing.T) {
 	for name, want := range map[string]bool{"events_counted": true, "throughput_per_second": false} {
 		if reasons[0].VoidsMetric(name) != want {
 			t.Errorf("whether %s is void: not %v, by %+v", name, want, reasons[0])
+		}
+	}
+}
+
+// asked is a deliverer that was asked to end, in a trial.
+type asked struct {
+	Deliverer
+	kind.Trial
+	counts bool
+	codes  []string
+}
+
+func (a *asked) Scope() Scope                  { return ScopeGroup }
+func (a *asked) CountsExit() bool              { return a.counts }
+func (a *asked) Arm() string                   { return "mine" }
+func (a *asked) Warn(code, _ string, _ ...any) { a.codes = append(a.codes, code) }
+
+// TestCountsExit: what is delivered after the request to end is a part of the count, unless the count is read only
+// while the deliverer runs. The part is then unknown, and a warning says so if an event is missing.
+func TestCountsExit(t *testing.T) {
+	at := func(inside, delivered int64) reading {
+		return reading{inside: inside, said: Said{Delivered: delivered, Knows: true}}
+	}
+	for _, c := range []struct {
+		name    string
+		counts  bool
+		last    reading
+		said    int64 // in all
+		atExit  int64 // -1: unknown
+		warning string
+	}{
+		{"lines at the end", true, at(103, 100), 103, 3, ""},
+		{"a metric of all", false, at(103, 103), 103, -1, ""},
+		{"a metric that lacks some", false, at(103, 100), 100, -1, "exit-uncounted"},
+	} {
+		a := &asked{counts: c.counts}
+		counting := &Counting{trial: a, deliverer: a, offset: at(3, 3)}
+		events := &record.Events{Offset: &record.Offset{}}
+		err := counting.writeDown(events, c.last, c.last, Said{Delivered: c.said, Knows: true})
+		if err != nil || *events.Delivered != c.said-3 || known.Or(events.AtExit, -1) != c.atExit ||
+			strings.Join(a.codes, " ") != c.warning {
+			t.Errorf("%s: %+v, warnings %q, %v", c.name, events, a.codes, err)
 		}
 	}
 }

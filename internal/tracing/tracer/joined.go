@@ -89,10 +89,13 @@ func (j *joined) place() (p cmdline.Place, err error) {
 	return p, err
 }
 
-// Scope implements execload.Deliverer, together with Said, CPUSeconds, Waits, Stop and Unknown.
+// Scope implements execload.Deliverer, together with Said, CountsExit, CPUSeconds, Waits, Stop and Unknown.
 func (j *joined) Scope() execload.Scope { return j.tracer.Scope }
 
 func (j *joined) Said(ctx context.Context) (execload.Said, error) { return j.running.Counts(ctx) }
+
+// CountsExit returns false if delivered events are counted by a metric, which is read only while the tracer runs.
+func (j *joined) CountsExit() bool { return j.tracer.Delivered.Metric == nil }
 
 func (j *joined) CPUSeconds() *float64 {
 	if j.counter == nil || j.groups.ReadCPUOf(j.counter) != nil || j.counter.Vanished {
