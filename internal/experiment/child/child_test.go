@@ -119,8 +119,8 @@ func TestStop(t *testing.T) {
 func TestKillGivesUp(t *testing.T) {
 	release := make(chan struct{})
 	p := start(t, "sleep 600", Options{Exited: func() error { <-release; return nil }})
-	p.patience = 10 * time.Millisecond
-	for range 2 { // the second does not wait
+	p.patience = 10 * time.Millisecond // deadline under test
+	for range 2 {                      // the second does not wait
 		p.Kill()
 		err := p.Err()
 		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(process %d) has not ended 10ms after", p.PID())) {

@@ -62,8 +62,8 @@ type To struct {
 	Args  []string // what to play, as for kind.Play
 }
 
-// Clock holds the readings of a part's clocks at one moment, in ns: the time of day, CLOCK_MONOTONIC, which its schedule
-// follows, and how long its machine had been suspended (role.Schedule).
+// Clock holds the readings of a part's clocks at one moment, in ns: the time of day, CLOCK_MONOTONIC, which its
+// schedule follows, and how long its machine had been suspended (role.Schedule).
 type Clock struct {
 	Wall      int64 `json:"wall_ns"`
 	Monotonic int64 `json:"monotonic_ns"`

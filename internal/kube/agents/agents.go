@@ -208,8 +208,8 @@ func (c *Cluster) Agents(ctx context.Context, s Set) (agents []Agent, err error)
 	return agents, err
 }
 
-// Wanted returns the number of nodes on which the DaemonSet of a set is to have an agent. It is 0 while that is unknown,
-// such as just after the DaemonSet was changed.
+// Wanted returns the number of nodes on which the DaemonSet of a set is to have an agent. It is 0 while that is
+// unknown, such as just after the DaemonSet was changed.
 func (c *Cluster) Wanted(ctx context.Context, s Set) (int, error) {
 	sets, err := c.apps.DaemonSets(s.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {

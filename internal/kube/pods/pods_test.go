@@ -696,7 +696,8 @@ func TestService(t *testing.T) {
 	}
 }
 
-// TestCPULimit: a limit is that of the spec to the nearest thousandth of a CPU. 1000 times 0.57 is a little less than 570.
+// TestCPULimit: a limit is that of the spec to the nearest thousandth of a CPU. 1000 times 0.57 is a little less than
+// 570.
 func TestCPULimit(t *testing.T) {
 	p := New(Options{Owned: metav1.ObjectMeta{Name: "run", Labels: map[string]string{}}})
 	for cpus, want := range map[string]int64{"0.57": 570, "1.005": 1005, "0.01": 10, "0.3333": 333, "4096": 4096e3} {
@@ -708,8 +709,8 @@ func TestCPULimit(t *testing.T) {
 	}
 }
 
-// TestObjectNames: every name is a label of DNS, as Services and hostnames of pods must be, and parts whose names differ
-// at the end alone have different names.
+// TestObjectNames: every name is a label of DNS, as Services and hostnames of pods must be, and parts whose names
+// differ at the end alone have different names.
 func TestObjectNames(t *testing.T) {
 	p := New(Options{Owned: metav1.ObjectMeta{Name: NewRun("ns").Name}})
 	long := strings.Repeat("a", 40)

@@ -201,8 +201,8 @@ func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 	return views
 }
 
-// hasAll reports whether every node that is to have an agent has one of these. It asks the API server only if a node that
-// was weighed before has none.
+// hasAll reports whether every node that is to have an agent has one of these. It asks the API server only if a node
+// that was weighed before has none.
 func (x *trial) hasAll(ctx context.Context, all []agents.Agent) bool {
 	nodes := lists.Keyed(all, func(a agents.Agent) (string, bool) { return a.Node, true })
 	for node := range x.weighed {

@@ -48,8 +48,8 @@ func tieClocks() (time.Time, int64) {
 // Now returns CLOCK_MONOTONIC in nanoseconds: the clock of role.Schedule, comparable between processes on one machine.
 func Now() int64 { return epochNano + int64(time.Since(epoch)) }
 
-// Suspended returns how long the machine has been suspended since its boot, in nanoseconds: CLOCK_BOOTTIME goes on then,
-// and CLOCK_MONOTONIC does not. It is too large by the time between two readings, which is some microseconds.
+// Suspended returns how long the machine has been suspended since its boot, in nanoseconds: CLOCK_BOOTTIME goes on
+// then, and CLOCK_MONOTONIC does not. It is too large by the time between two readings, which is some microseconds.
 func Suspended() int64 {
 	least := int64(math.MaxInt64)
 	for range 4 {

@@ -96,8 +96,8 @@ func TestGroupRowsSayWhatIsNotCounted(t *testing.T) {
 	}
 }
 
-// TestTotalSaysWhatIsNotWeighed: the total of memory says how many groups it lacks: those whose memory is unknown and in
-// that of no group above. Groups that are gone have none, and no memory at all needs no count.
+// TestTotalSaysWhatIsNotWeighed: the total of memory says how many groups it lacks: those whose memory is unknown and
+// in that of no group above. Groups that are gone have none, and no memory at all needs no count.
 func TestTotalSaysWhatIsNotWeighed(t *testing.T) {
 	none := ledger.Charged{}
 	for want, groups := range map[string][]ledger.Cgroup{

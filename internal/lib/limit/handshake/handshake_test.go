@@ -32,7 +32,8 @@ func TestThen(t *testing.T) {
 	if w, is := c.(wrapped); err != nil || !is || w.Conn != raw {
 		t.Errorf("%T, %v", c, err)
 	}
-	if c, _, err := Then(failing{}, wrap).ClientHandshake(t.Context(), "server", raw); c != nil || !errors.Is(err, errRefused) {
+	c, _, err = Then(failing{}, wrap).ClientHandshake(t.Context(), "server", raw)
+	if c != nil || !errors.Is(err, errRefused) {
 		t.Errorf("%T, %v", c, err)
 	}
 }

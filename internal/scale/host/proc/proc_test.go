@@ -111,7 +111,8 @@ func TestMachineFixture(t *testing.T) {
 	got.IRQTime = nil
 	want := Machine{Hostname: "example", Kernel: "6.1.0-1-cloud-amd64", BootID: "11111111-2222-3333-4444-555555555555",
 		Distro:   "Example Linux 1",
-		CPUModel: "Example CPU @ 2.0GHz", CPUs: 2, Possible: 6, NoHzFull: "1", MemoryBytes: 24684092 << 10, SwapBytes: 1 << 20,
+		CPUModel: "Example CPU @ 2.0GHz", CPUs: 2, Possible: 6, NoHzFull: "1",
+		MemoryBytes: 24684092 << 10, SwapBytes: 1 << 20,
 		Governor:    "performance,powersave",
 		Clocksource: "kvm-clock", Lockdown: "integrity", Virtual: "QEMU Standard PC"}
 	if got != want {
