@@ -20,6 +20,7 @@ import (
 	"tare/internal/mesh/sidecar"
 	"tare/internal/results/analysis"
 	"tare/internal/sandboxes/subject"
+	"tare/internal/scale/ledger"
 	"tare/test/long"
 )
 
@@ -616,20 +617,12 @@ func TestBuiltIns(t *testing.T) {
 }
 
 func (s smallest) run(t *testing.T, name string) {
-	dir := filepath.Join(t.TempDir(), "out")
-	args := append([]string{"run", specFile(t, s.spec(t, name)), "--out", dir, "--seed", "3"}, s.flags...)
-	for _, set := range s.set {
-		args = append(args, "--set", set)
+	file := specFile(t, s.spec(t, name))
+	dir, c := s.record(t, file)
+	for again := 0; again < 2 && slices.ContainsFunc(c.Trials, holderEnded); again++ {
+		t.Log("it runs again: a process of another test may have belonged to the subject")
+		dir, c = s.record(t, file)
 	}
-	o := command{args: args, env: s.env(t), timeout: 10 * time.Minute}.start(t).wait(t)
-	if o.code != 0 {
-		t.Fatal(o)
-	}
-	c, err := record.Read(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%d trials in %s", len(c.Trials), o.took.Round(100*time.Millisecond))
 	warnings := slices.DeleteFunc(c.Warnings, func(w string) bool { // the tests beside this one cause this warning
 		return strings.HasPrefix(w, "another run of tare is under way on this machine")
 	})
@@ -661,6 +654,32 @@ func (s smallest) run(t *testing.T, name string) {
 	s.answered(t, dir)
 }
 
+// record runs the experiment of a file, and returns the directory of the run and what it recorded.
+func (s smallest) record(t *testing.T, file string) (dir string, c *record.Contents) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "out")
+	args := append([]string{"run", file, "--out", dir, "--seed", "3"}, s.flags...)
+	for _, set := range s.set {
+		args = append(args, "--set", set)
+	}
+	o := command{args: args, env: s.env(t), timeout: 10 * time.Minute}.start(t).wait(t)
+	if o.code != 0 {
+		t.Fatal(o)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d trials in %s", len(c.Trials), o.took.Round(100*time.Millisecond))
+	return dir, c
+}
+
+// holderEnded reports whether a process that held eBPF objects ended just after the window. What the subject's programs
+// used is then unknown, although the process may be one of a test that runs beside this one.
+func holderEnded(tr record.Trial) bool {
+	return slices.ContainsFunc(tr.Warned(), func(w ledger.Warning) bool { return w.Code == "holder-ended" })
+}
+
 // tellsOrVoided: the trial has the metric, or tripped a gate that voids the metric, and names the cause.
 func tellsOrVoided(t *testing.T, tr record.Trial, metric string) {
 	t.Helper()
@@ -680,8 +699,9 @@ func tellsOrVoided(t *testing.T, tr record.Trial, metric string) {
 	case !single && !pooled && (windowCut(tr) || starved(tr)):
 		t.Logf("%s: %s is missing: %+v", tr.Arm, metric, tr.Validity.Reasons)
 	case !single && !pooled:
-		t.Errorf("%s: %s is missing; there are %q and %q; loads %+v, reasons %+v", tr.Arm, metric,
-			slices.Sorted(maps.Keys(tr.Metrics)), slices.Sorted(maps.Keys(tr.Counts)), tr.Loads, tr.Validity.Reasons)
+		t.Errorf("%s: %s is missing; there are %q and %q; loads %+v, reasons %+v, warnings %q", tr.Arm, metric,
+			slices.Sorted(maps.Keys(tr.Metrics)), slices.Sorted(maps.Keys(tr.Counts)), tr.Loads, tr.Validity.Reasons,
+			tr.Warned())
 	case single && (math.IsNaN(value) || math.IsInf(value, 0)), pooled && (count.In < 0 || count.In > count.Of):
 		t.Errorf("%s: %s is %g, %+v", tr.Arm, metric, value, count)
 	}
