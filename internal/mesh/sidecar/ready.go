@@ -87,9 +87,8 @@ const unimplemented = "12"
 
 // ask makes a request to an address. The server behind all proxies must answer it. Proxies report failures and refuse
 // unknown clients with statuses from 400, so those are errors. Status 404 is not an error, because a server may lack
-// the path. It may also be Envoy's, if no route matches: the header x-envoy-upstream-service-time would tell for the
-// first proxy, but not for those behind it. Tare's routes match every path, and a load whose requests get 404 trips the
-// gate errors.
+// the path. Envoy also gives it where no route matches. The header x-envoy-upstream-service-time would show that, but
+// only for the first proxy. Tare's routes match every path, and a load whose requests get 404 trips the gate errors.
 func ask(ctx context.Context, client *http.Client, address string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", nil)
 	if err != nil {

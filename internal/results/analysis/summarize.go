@@ -530,17 +530,7 @@ func (s *Summary) warnOfLeftovers(trials []record.Trial) {
 // warnOfPrograms warns of an arm if eBPF programs that were loaded during its trials outlived them, and none did of
 // the baseline's: each trial after it, of the baseline too, may have run with them.
 func (s *Summary) warnOfPrograms(trials []record.Trial) {
-	left, last := map[string]int{}, map[string]string{}
-	for _, t := range trials {
-		for _, w := range t.Warned() {
-			if w.Code == record.ProgramsLeft {
-				left[t.Arm], last[t.Arm] = left[t.Arm]+1, w.Message
-			}
-		}
-	}
-	if left[record.Direct]+left[record.AA] > 0 {
-		return // other programs load some all the time
-	}
+	left, last := warnedByArm(trials, record.ProgramsLeft)
 	for arm, n := range lists.ByKey(left) {
 		s.addWarning("after %s of %s, and none of the baseline, eBPF programs that were loaded during the trial were still "+
 			"there (after the last: %s): if %s attached them, later trials ran with them, those of the baseline too; have "+
@@ -552,21 +542,15 @@ func (s *Summary) warnOfPrograms(trials []record.Trial) {
 // none of the baseline, perhaps by other programs at the request of the trial's commands.
 func (s *Summary) warnOfBeside(trials []record.Trial) {
 	const least = 2 // in a single trial it can be chance, such as a service started by a timer
-	made, all, last := map[string]int{}, map[string]int{}, map[string]string{}
+	var ended []record.Trial
+	all := map[string]int{}
 	for _, t := range trials {
-		if t.Validity.Failed != "" {
-			continue
-		}
-		all[t.Arm]++
-		for _, w := range t.Warned() {
-			if w.Code == record.MadeBeside {
-				made[t.Arm], last[t.Arm] = made[t.Arm]+1, w.Message
-			}
+		if t.Validity.Failed == "" {
+			ended = append(ended, t)
+			all[t.Arm]++
 		}
 	}
-	if made[record.Direct]+made[record.AA] > 0 {
-		return // other programs create some all the time
-	}
+	made, last := warnedByArm(ended, record.MadeBeside)
 	for arm, n := range lists.ByKey(made) {
 		if n == all[arm] && n >= least {
 			s.addWarning("in each of the %d trials of %s, and in none of the baseline, a control group outside of the trial "+
@@ -574,4 +558,21 @@ func (s *Summary) warnOfBeside(trials []record.Trial) {
 				"systemd-run; observe that instead (observe: container:ID or unit:NAME)", n, arm, last[arm], arm)
 		}
 	}
+}
+
+// warnedByArm returns the number of warnings with a code in the trials of each arm, and the message of the last one. It
+// returns none if a trial of the baseline or of its twin has one: other programs of the machine then cause them.
+func warnedByArm(trials []record.Trial, code string) (n map[string]int, last map[string]string) {
+	n, last = map[string]int{}, map[string]string{}
+	for _, t := range trials {
+		for _, w := range t.Warned() {
+			if w.Code == code {
+				n[t.Arm], last[t.Arm] = n[t.Arm]+1, w.Message
+			}
+		}
+	}
+	if n[record.Direct]+n[record.AA] > 0 {
+		return nil, nil
+	}
+	return n, last
 }

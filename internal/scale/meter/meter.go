@@ -242,8 +242,8 @@ func (m *Meter) warnOfClocks() {
 		m.warn("clocksource", "the clocksource %s is slow to read: taking timestamps costs more than with tsc", clock)
 	}
 	if m.noHzFull != "" {
-		m.warn("nohz-full", "CPUs %s run without ticks (nohz_full): what a task uses that runs alone on one of them is "+
-			"counted up to 1 s late, so use windows of minutes", m.noHzFull)
+		m.warn("nohz-full", "CPUs %s run without ticks (nohz_full): the CPU time of a task that runs alone on one of them "+
+			"is counted up to 1 s late, so use windows of minutes", m.noHzFull)
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unsafe"
@@ -24,6 +23,7 @@ import (
 
 	"tare/internal/lib/lists"
 	"tare/internal/scale/host/feature"
+	"tare/internal/scale/host/proc"
 )
 
 // Source is the event that triggers the samples.
@@ -452,35 +452,9 @@ func onlineCPUs(path string) ([]int, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading which CPUs are online: %w", err)
 	}
-	cpus, err := parseCPUList(strings.TrimSpace(string(raw)))
+	cpus, err := proc.CPUs(string(raw))
 	if err != nil {
 		return nil, fmt.Errorf("reading which CPUs are online from %s: %w", path, err)
-	}
-	return cpus, nil
-}
-
-const maxCPUs = 8192 // NR_CPUS of the largest kernels
-
-func parseCPUList(s string) ([]int, error) {
-	var cpus []int
-	for part := range strings.SplitSeq(s, ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		lo, err := strconv.Atoi(from)
-		if err != nil {
-			return nil, fmt.Errorf("%q is not a list of CPUs", s)
-		}
-		hi := lo
-		if isRange {
-			if hi, err = strconv.Atoi(to); err != nil {
-				return nil, fmt.Errorf("%q is not a list of CPUs", s)
-			}
-		}
-		if lo < 0 || hi < lo || hi >= maxCPUs {
-			return nil, fmt.Errorf("%q is not a list of CPUs", s)
-		}
-		for c := lo; c <= hi; c++ {
-			cpus = append(cpus, c)
-		}
 	}
 	return cpus, nil
 }

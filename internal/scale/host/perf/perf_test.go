@@ -206,16 +206,6 @@ func TestBlind(t *testing.T) {
 	}
 }
 
-func TestParseCPUList(t *testing.T) {
-	for in, want := range map[string][]int{"0": {0}, "0-2,5": {0, 1, 2, 5}, "": nil, "3-1": nil, "a": nil, "0-": nil,
-		"-1": nil, "0-99999999": nil} {
-		got, err := parseCPUList(in)
-		if (err != nil) != (want == nil) || !slices.Equal(got, want) {
-			t.Errorf("%q: got %v, %v", in, got, err)
-		}
-	}
-}
-
 // The records of other CPUs come from shared memory; whatever they contain must not crash the process.
 func FuzzRecords(f *testing.F) {
 	rec := func(typ uint32, body ...byte) []byte {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -44,9 +45,10 @@ func (f FS) Machine() Machine {
 		Governor:    f.governor(),
 		Clocksource: f.text("sys/devices/system/clocksource/clocksource0/current_clocksource"),
 	}
-	m.Possible = countCPUs(f.text("sys/devices/system/cpu/possible"))
-	// Without the boot parameter, the kernel prints no list.
-	if list := strings.TrimSpace(f.text("sys/devices/system/cpu/nohz_full")); countCPUs(list) > 0 {
+	possible, _ := CPUs(f.text("sys/devices/system/cpu/possible"))
+	m.Possible = len(possible)
+	list := strings.TrimSpace(f.text("sys/devices/system/cpu/nohz_full"))
+	if _, err := CPUs(list); err == nil { // without the boot parameter, the kernel prints no list
 		m.NoHzFull = list
 	}
 	meminfo := []byte(f.text("proc/meminfo"))
@@ -65,21 +67,32 @@ func (f FS) Machine() Machine {
 	return m
 }
 
-// countCPUs returns the number of CPUs in a list such as "0-3,8"; 0 if it is not such a list.
-func countCPUs(list string) (n int) {
+const maxCPUs = 8192 // NR_CPUS of the largest kernels
+
+// CPUs returns the CPUs in a list such as "0-3,8", the kernel's form of a set of CPUs, with or without
+// white space around it. Any other text is an error.
+func CPUs(list string) ([]int, error) {
+	var cpus []int
 	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
-		first, last, isRange := strings.Cut(part, "-")
-		lo, err := strconv.ParseUint(first, 10, 16)
+		from, to, isRange := strings.Cut(part, "-")
+		lo, err := strconv.Atoi(from)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a list of CPUs", list)
+		}
 		hi := lo
-		if err == nil && isRange {
-			hi, err = strconv.ParseUint(last, 10, 16)
+		if isRange {
+			if hi, err = strconv.Atoi(to); err != nil {
+				return nil, fmt.Errorf("%q is not a list of CPUs", list)
+			}
 		}
-		if err != nil || hi < lo {
-			return 0
+		if lo < 0 || hi < lo || hi >= maxCPUs {
+			return nil, fmt.Errorf("%q is not a list of CPUs", list)
 		}
-		n += int(hi - lo + 1)
+		for c := lo; c <= hi; c++ {
+			cpus = append(cpus, c)
+		}
 	}
-	return n
+	return cpus, nil
 }
 
 func (f FS) distro() string {

@@ -123,13 +123,18 @@ func TestMachineFixture(t *testing.T) {
 	}
 }
 
-func TestCountCPUs(t *testing.T) {
-	for list, want := range map[string]int{
-		"0": 1, "0-3": 4, "0-3,8\n": 5, "0-127,256-383": 256, "": 0, "(null)": 0, "  (null)\n": 0, "3-1": 0, "0-": 0,
+func TestCPUs(t *testing.T) {
+	for list, want := range map[string][]int{
+		"0": {0}, "0-2,5": {0, 1, 2, 5}, "0-3,8\n": {0, 1, 2, 3, 8}, "": nil, "(null)": nil, "  (null)\n": nil, "a": nil,
+		"3-1": nil, "0-": nil, "-1": nil, "0-99999999": nil,
 	} {
-		if got := countCPUs(list); got != want {
-			t.Errorf("%q: %d CPUs, want %d", list, got, want)
+		got, err := CPUs(list)
+		if (err != nil) != (want == nil) || !slices.Equal(got, want) {
+			t.Errorf("%q: got %v, %v", list, got, err)
 		}
+	}
+	if got, err := CPUs("0-127,256-383"); len(got) != 256 || err != nil {
+		t.Errorf("got %d CPUs, %v", len(got), err)
 	}
 }
 
